@@ -1,0 +1,57 @@
+# make run and make test need Python 3.10 or newer and nothing else: the environment is made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := dev,plots,hf,timm
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The wheel of pyright carries the type checker: no download on first use.
+export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := true
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow lint types bench docs wheel clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make the environment in .venv (the other targets do it by themselves)
+
+$(STAMP): pyproject.toml constraints.txt tests/support/torchvision_ops.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"hetxl needs Python 3.10 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || { echo "Making the environment in $(VENV) (a few minutes, once)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  cp tests/support/torchvision_ops.py "$$site/_hetxl_torchvision_ops.py" && \
+	  echo 'import _hetxl_torchvision_ops' > "$$site/_hetxl_torchvision_ops.pth"
+	@touch $@
+
+run: $(STAMP) ## compare the four heads on a small random problem
+	@$(BIN)/python examples/four_heads.py
+
+test: $(STAMP) lint types ## format, lint, types and tests: what a change must pass
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	@$(BIN)/ruff format --check --quiet . || { echo "Run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+
+types: $(STAMP)
+	@$(BIN)/pyright --warnings
+
+test-slow: $(STAMP) ## the tests that take minutes: the wheel in an empty environment
+	@$(BIN)/python -m pytest -m slow
+
+bench: $(STAMP) ## measure: samplers, evaluation orders
+	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
+	@$(BIN)/python benchmarks/orders.py
+
+docs: $(STAMP) ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"
+
+wheel: $(STAMP) ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null && ls dist/*.whl
+
+clean: ## remove everything that can be made again
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""The pure math: tensors in, tensors out, no parameters.
+
+A head is three steps. `noise` makes a Gaussian from the features, `lifts` carry it to the classes, and `reference`
+averages softmax or sigmoid over samples; `distribution` holds the first two together and `samplers` supply the normals.
+"""
+
+from hetxl.functional.distribution import Affine, LogitDistribution, Order, choose_order, correlation
+from hetxl.functional.hashing import hash_classes
+from hetxl.functional.lifts import HashLift, IdentityLift, Lift, LinearLift
+from hetxl.functional.links import (
+    Link,
+    log_mean_exp,
+    mean_sigmoid,
+    mean_softmax,
+    sigmoid_entropy,
+    softmax_entropy,
+)
+from hetxl.functional.noise import MIN_SCALE, GaussianNoise, Residual, residual_scale
+from hetxl.functional.reference import mc_log_probs, mc_nll, mc_predict
+from hetxl.functional.samplers import SAMPLERS, Sampler, antithetic, draw_normals, iid, orthogonal, sobol
+from hetxl.functional.targets import IGNORE_INDEX, Targets, check_targets
+
+__all__ = [
+    "IGNORE_INDEX",
+    "MIN_SCALE",
+    "SAMPLERS",
+    "Affine",
+    "GaussianNoise",
+    "HashLift",
+    "IdentityLift",
+    "Lift",
+    "LinearLift",
+    "Link",
+    "LogitDistribution",
+    "Order",
+    "Residual",
+    "Sampler",
+    "Targets",
+    "antithetic",
+    "check_targets",
+    "choose_order",
+    "correlation",
+    "draw_normals",
+    "hash_classes",
+    "iid",
+    "log_mean_exp",
+    "mc_log_probs",
+    "mc_nll",
+    "mc_predict",
+    "mean_sigmoid",
+    "mean_softmax",
+    "orthogonal",
+    "residual_scale",
+    "sigmoid_entropy",
+    "sobol",
+    "softmax_entropy",
+]

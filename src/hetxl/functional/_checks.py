@@ -1,0 +1,34 @@
+"""Argument checks shared by the constructors: each error names the argument, what was found and what is allowed."""
+
+import difflib
+import math
+from collections.abc import Collection
+
+
+def one_of(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raise unless `value` is one of the `allowed` names; a near miss gets a suggestion."""
+    if value in allowed:
+        return
+    near = difflib.get_close_matches(str(value), list(allowed), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    choices = ", ".join(repr(choice) for choice in allowed)
+    raise ValueError(f"{name} must be one of {choices}, found {value!r}{hint}")
+
+
+def integer_at_least(name: str, value: object, minimum: int) -> int:
+    """Return `value` as an int of at least `minimum`, or raise."""
+    # bool is an int to Python, but num_samples=True is a mistake.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer of at least {minimum}, found {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, found {value}")
+    return value
+
+
+def positive_float(name: str, value: object) -> float:
+    """Return `value` as a positive finite float, or raise."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a positive number, found {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, found {value}")
+    return float(value)

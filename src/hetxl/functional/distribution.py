@@ -1,0 +1,165 @@
+"""The Gaussian over logits that a head predicts for its features: a mean, and noise that is lifted to the classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hetxl.functional.lifts import Lift, gather_classes
+from hetxl.functional.noise import GaussianNoise
+
+Order = Literal["samples", "factors"]
+ORDERS: tuple[Order, ...] = ("samples", "factors")
+
+
+def accumulate(values: Tensor) -> Tensor:
+    """Half precision is widened to float32 before anything is summed; float32 and float64 stay as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear classifier as plain tensors: features [..., D] → logits [..., K].
+
+    Attributes:
+        weight: [K, D]
+        bias: [K] or None
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """W φ + b."""
+        return F.linear(features, self.weight, self.bias)
+
+
+class LogitDistribution:
+    """N(mean(x), Σ(x)) over the logits [..., K], before the temperature. Nothing is computed until it is asked for,
+    from the tensors it was made of as they are then.
+
+    HET, HET-H:  logits = classifier(φ) + lift(ε)
+    HET-XL:      logits = classifier(φ + ε), which is classifier(φ) + W ε when the classifier is linear
+
+    Args:
+        features: φ(x), [..., D]
+        classifier: features → logits, [..., D] → [..., K].
+        noise: the Gaussian in noise space; None for a deterministic classifier.
+        lift: noise space → logits. None with noise says that the noise goes through the classifier with the features and
+            that the classifier is *opaque*, not known to be linear. Then only samples-first applies, and `factors`
+            (hence variances and covariances) are the differences classifier(φ + row) − classifier(φ): exact for an
+            affine classifier, a secant approximation for any other.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        classifier: Callable[[Tensor], Tensor],
+        noise: GaussianNoise | None = None,
+        lift: Lift | None = None,
+    ):
+        self.features = features
+        self.classifier = classifier
+        self.noise = noise
+        self.lift = lift
+
+    @property
+    def opaque(self) -> bool:
+        """Whether the noise goes through a classifier that is not known to be linear."""
+        return self.noise is not None and self.lift is None
+
+    @property
+    def size(self) -> int:
+        """Q, the standard normals that one draw takes; 0 without noise."""
+        return 0 if self.noise is None else self.noise.size
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The logits without noise, [..., K]."""
+        return accumulate(self.classifier(self.features))
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """The basis in logit space, [..., Q, K]: the covariance of the logits is factorsᵀ factors."""
+        if self.noise is None:
+            return self.mean.new_zeros(*self.mean.shape[:-1], 0, self.mean.shape[-1])
+        return self._lifted(self.noise.basis())
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """The variance of each logit, [..., K]."""
+        return accumulate(self.factors).square().sum(-2)
+
+    def covariance(self, classes: Tensor) -> Tensor:
+        """The covariance of the logits of some classes of each example, [..., k, k] for class ids [..., k]."""
+        if self.noise is None or self.lift is None:
+            factors = gather_classes(self.factors, classes)
+        else:
+            factors = self.lift.select(self.noise.basis(), classes)
+        factors = accumulate(factors)  # [..., Q, k]
+        return factors.mT @ factors
+
+    def sample(self, z: Tensor | None, order: Order = "samples") -> Tensor:
+        """Sampled logits, in either of two orders that give the same numbers.
+
+            samples: mean + lift(z @ basis)      S rows through the lift for each example
+            factors: mean + z @ lift(basis)      Q rows, however large S is
+
+        Args:
+            z: [..., S, Q] or [S, Q] standard normals; None without noise.
+            order: what is lifted, the samples or the factors.
+
+        Returns:
+            [..., S, K]; without noise [..., 1, K].
+        """
+        if self.noise is None or z is None:
+            return self.mean.unsqueeze(-2)
+        if order == "factors":
+            if self.opaque:
+                raise ValueError('order="factors" needs a linear classifier; this one is opaque: use order="samples"')
+            return self.mean.unsqueeze(-2) + z @ self.factors
+        draws = self.noise.draw(z)  # [..., S, N]
+        if self.lift is None:
+            return accumulate(self.classifier(self.features.unsqueeze(-2) + draws))
+        return self.mean.unsqueeze(-2) + self.lift(draws)
+
+    def without_noise(self) -> "LogitDistribution":
+        """The deterministic classifier at the centre of this one."""
+        return LogitDistribution(self.features, self.classifier)
+
+    def _lifted(self, noise: Tensor) -> Tensor:
+        """Noise [..., Q, N] → logits [..., Q, K]."""
+        if self.lift is not None:
+            return self.lift(noise)
+        return accumulate(self.classifier(self.features.unsqueeze(-2) + noise)) - self.mean.unsqueeze(-2)
+
+
+def choose_order(distribution: LogitDistribution, num_samples: int) -> Order:
+    """The cheaper order: factors-first once there are more samples than rows in the basis.
+
+    An opaque classifier takes samples only. A true diagonal residual has as many rows as the noise space has
+    dimensions, so samples win there until S is very large.
+    """
+    if distribution.opaque or num_samples <= distribution.size:
+        return "samples"
+    return "factors"
+
+
+def correlation(covariance: Tensor) -> Tensor:
+    """Correlations from covariances; a class without noise is correlated with nothing but itself.
+
+    Args:
+        covariance: [..., k, k]
+
+    Returns:
+        [..., k, k], ones on the diagonal.
+    """
+    scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    normed = covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+    eye = torch.eye(covariance.shape[-1], dtype=torch.bool, device=covariance.device)
+    return normed.clamp(-1, 1).masked_fill(eye, 1.0)

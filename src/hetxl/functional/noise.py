@@ -1,0 +1,107 @@
+"""Step 1 of every head, **noise**: a Gaussian in the N-dimensional noise space, given by a basis of Q rows.
+
+A draw is `z @ basis` with standard normals z [..., S, Q]. The four covariances of the paper differ only in how the
+basis comes about, so one class holds them all.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Residual = Literal["rank1", "diagonal"]
+RESIDUALS: tuple[Residual, ...] = ("rank1", "diagonal")
+
+MIN_SCALE = 1e-3
+"""Added to the softplus, so that no direction of the noise dies."""
+
+
+def residual_scale(raw: Tensor) -> Tensor:
+    """The standard deviation d(x) of the residual from its unbounded parametrisation.
+
+    Args:
+        raw: [..., N]
+
+    Returns:
+        [..., N], softplus(raw) + 1e-3: a standard deviation, not a variance.
+    """
+    return F.softplus(raw) + MIN_SCALE
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """A zero-mean Gaussian over [..., N], one for every example.
+
+    With z the standard normals of one draw, the noise is
+
+        (z[:R] @ factors) * scale + residual term,
+
+    and the residual term is `z[R] * residual` for `rank1`, covariance d dᵀ, or `z[R:] * residual` for `diagonal`,
+    covariance diag(d²). In the paper's letters: `efficient` has factors J [R, N] shared by all examples and scale v(x);
+    `low_rank` has factors V(x)ᵀ [..., R, N]; `diagonal` has no factors; `full` has factors L(x) [..., N, N].
+
+    Attributes:
+        factors: [R, N], shared by the examples, or [..., R, N]; None for R = 0.
+        scale: [..., N], multiplies the columns of the factors; None for ones.
+        residual: [..., N], standard deviations; None for no residual.
+        residual_kind: whether the residual draws one normal for all N coordinates or one for each.
+    """
+
+    factors: Tensor | None
+    scale: Tensor | None = None
+    residual: Tensor | None = None
+    residual_kind: Residual = "rank1"
+
+    @property
+    def rank(self) -> int:
+        """R, the rows of the factors."""
+        return 0 if self.factors is None else self.factors.shape[-2]
+
+    @property
+    def num_residual(self) -> int:
+        """How many normals the residual takes: 0, 1 or N."""
+        if self.residual is None:
+            return 0
+        return 1 if self.residual_kind == "rank1" else self.residual.shape[-1]
+
+    @property
+    def size(self) -> int:
+        """Q, the standard normals that one draw takes."""
+        return self.rank + self.num_residual
+
+    def draw(self, z: Tensor) -> Tensor:
+        """Mix standard normals into noise, without building the basis; equal to `z @ self.basis()`.
+
+        Args:
+            z: [..., S, Q] standard normals, or [S, Q] shared by all examples.
+
+        Returns:
+            [..., S, N]
+        """
+        parts = []
+        if self.factors is not None:
+            mixed = z[..., : self.rank] @ self.factors  # [..., S, N]
+            parts.append(mixed if self.scale is None else mixed * self.scale.unsqueeze(-2))
+        if self.residual is not None:
+            # [..., S, 1] or [..., S, N] against [..., 1, N]
+            parts.append(z[..., self.rank :] * self.residual.unsqueeze(-2))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def basis(self) -> Tensor:
+        """The rows that the standard normals weigh, [..., Q, N]: covariance() = basisᵀ basis."""
+        rows = []
+        if self.factors is not None:
+            rows.append(self.factors if self.scale is None else self.factors * self.scale.unsqueeze(-2))
+        if self.residual is not None:
+            if self.residual_kind == "rank1":
+                rows.append(self.residual.unsqueeze(-2))
+            else:
+                rows.append(torch.diag_embed(self.residual))
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-2)
+
+    def covariance(self) -> Tensor:
+        """Σ(x), [..., N, N], with VᵀV + d dᵀ or VᵀV + diag(d²) on it."""
+        basis = self.basis()
+        return basis.mT @ basis

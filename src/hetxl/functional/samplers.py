@@ -1,0 +1,169 @@
+"""Sources of standard normals. Every draw of every sampler is N(0, I), so every estimate made from them is unbiased;
+they differ in how the draws of one example depend on each other, which is what lowers the variance.
+
+| sampler | the S draws of an example | cost beyond the normals |
+| --- | --- | --- |
+| `iid` | independent | none |
+| `antithetic` | pairs z, −z | half the normals |
+| `orthogonal` | pairs z, −z; up to Q pairs at right angles to each other | one thin QR for each example |
+| `sobol` | a scrambled Sobol net, shifted anew for each example | an inverse normal for each number |
+
+`docs/samplers.md` measures them.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+
+class Sampler(Protocol):
+    """Draws standard normals [B, S, Q]: independent over B, N(0, I) for each of the S."""
+
+    def __call__(
+        self,
+        batch: int,
+        samples: int,
+        size: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Draw [batch, samples, size]."""
+        ...
+
+
+def iid(
+    batch: int,
+    samples: int,
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Independent draws, [batch, samples, size]."""
+    return torch.randn(batch, samples, size, generator=generator, device=device, dtype=dtype)
+
+
+def antithetic(
+    batch: int,
+    samples: int,
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Pairs z, −z; with an odd number of samples the last is unpaired. [batch, samples, size]."""
+    half = iid(batch, (samples + 1) // 2, size, generator=generator, device=device, dtype=dtype)
+    return _pair(half, samples)
+
+
+def orthogonal(
+    batch: int,
+    samples: int,
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Antithetic pairs along orthogonal directions with chi-distributed lengths, [batch, samples, size].
+
+    Directions come in blocks of at most `size`, orthogonal within a block and independent between blocks. They are the
+    orthonormal factor Q of a Gaussian matrix G = Q R with a positive diagonal in R (Haar distributed), and the lengths
+    are those of G's own columns: Gram-Schmidt sees only the columns' directions, so lengths and Q are independent.
+    """
+    pairs = (samples + 1) // 2
+    if size == 0 or batch == 0:
+        return torch.zeros(batch, samples, size, device=device, dtype=dtype)
+    block = min(size, pairs)
+    blocks = -(-pairs // block)
+    gaussian = torch.randn(batch, blocks, size, block, generator=generator, device=device, dtype=dtype)
+    directions, upper = torch.linalg.qr(gaussian)
+    # The sign of R's diagonal is the library's choice; making it positive makes the directions uniform.
+    signs = upper.diagonal(dim1=-2, dim2=-1).sign()
+    lengths = gaussian.norm(dim=-2) * signs  # [B, blocks, block]
+    half = (directions * lengths.unsqueeze(-2)).mT.reshape(batch, blocks * block, size)
+    return _pair(half[:, :pairs], samples)
+
+
+def sobol(
+    batch: int,
+    samples: int,
+    size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """A scrambled Sobol net through the inverse normal distribution, [batch, samples, size].
+
+    One net is scrambled for each call; each example then gets its own random digital shift (the bits of every point are
+    flipped by the same random word), which keeps the net a net and makes every point uniform.
+    """
+    if size > SobolEngine.MAXDIM:
+        raise ValueError(
+            f'sampler="sobol" has at most {SobolEngine.MAXDIM} dimensions and this noise needs {size}; '
+            'use sampler="orthogonal"'
+        )
+    if size == 0 or batch == 0:
+        return torch.zeros(batch, samples, size, device=device, dtype=dtype)
+    return _sobol(batch, samples, size, generator, dtype).to(device)
+
+
+@torch.compiler.disable
+def _sobol(batch: int, samples: int, size: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+    bits = SobolEngine.MAXBIT
+    source = None if generator is None else generator.device
+    seed = int(torch.randint(2**62, (1,), generator=generator, device=source))
+    shift = torch.randint(2**bits, (batch, 1, size), generator=generator, device=source).cpu()
+    net = SobolEngine(size, scramble=True, seed=seed).draw(samples, dtype=torch.float64)
+    words = (net * 2**bits).long() ^ shift  # [B, S, Q]
+    # Half a step away from 0 and 1, where the inverse normal is infinite.
+    return torch.special.ndtri((words.double() + 0.5) / 2**bits).to(dtype)
+
+
+def _pair(half: Tensor, samples: int) -> Tensor:
+    """[B, pairs, Q] → z₁, −z₁, z₂, −z₂, …, cut to [B, samples, Q]."""
+    return torch.stack((half, -half), dim=2).flatten(1, 2)[:, :samples]
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "iid": iid,
+    "antithetic": antithetic,
+    "orthogonal": orthogonal,
+    "sobol": sobol,
+}
+
+
+def draw_normals(
+    sampler: Sampler,
+    batch: int,
+    samples: int,
+    rank: int,
+    residual: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The normals of one call, [batch, samples, rank + residual].
+
+    Up to one residual column, the sampler sees all columns. The many columns of a true diagonal residual are
+    drawn as antithetic pairs beside it: in that many dimensions Gaussian directions are nearly orthogonal as they
+    are, and a QR or a Sobol net there would cost more than the loss. Pairs stay pairs: both parts put −z after z.
+
+    A generator draws on its own device, so that a CPU generator gives the same noise whatever device the head is on.
+    """
+    source = device if generator is None else generator.device
+    options = {"generator": generator, "device": source, "dtype": dtype}
+    if residual <= 1:
+        z = sampler(batch, samples, rank + residual, **options)
+    else:
+        spread = iid if sampler is iid else antithetic
+        z = torch.cat((sampler(batch, samples, rank, **options), spread(batch, samples, residual, **options)), dim=-1)
+    return z.to(device)

@@ -1,0 +1,341 @@
+"""What the four heads share: calling them, the loss, and prediction. A head only says what its noise is and how it is
+lifted."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.functional import (
+    SAMPLERS,
+    Affine,
+    GaussianNoise,
+    Lift,
+    LogitDistribution,
+    Order,
+    Sampler,
+    check_targets,
+    choose_order,
+    draw_normals,
+    mc_log_probs,
+    mc_nll,
+    mc_predict,
+)
+from hetxl.functional._checks import integer_at_least, one_of
+from hetxl.functional.distribution import ORDERS
+from hetxl.functional.links import LINKS, Link
+from hetxl.functional.reference import REDUCTIONS
+from hetxl.nn.classifier import GetLogits, as_classifier, factory_options, is_plain_linear
+from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
+from hetxl.nn.prediction import Prediction
+from hetxl.nn.temperature import LearnedTemperature, as_temperature
+
+TRAIN_SAMPLES = 16
+EVAL_SAMPLES = 256
+"""Orthogonal antithetic draws: as accurate as the paper's 1,000 independent ones (docs/samplers.md)."""
+
+METHODS = ("mc", "deterministic")
+
+
+class Head(nn.Module):
+    """A classifier over K classes that averages its probabilities over Gaussian noise; the base of the four heads.
+
+    Args:
+        in_features: D
+        num_classes: K
+        rank: R, rows of the covariance's factors.
+        covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
+        residual: "rank1" or "diagonal", what the covariance has beside its factors.
+        link: "softmax" for one label among K, "sigmoid" for any number of labels.
+        temperature: τ, a positive number or a module such as `LearnedTemperature`; None for the head's own default.
+        train_samples: S of `head(...)` and `head.loss(...)` in training mode.
+        eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
+        sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
+            `hetxl.functional.samplers`.
+        bias: whether a new classifier has one.
+        bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
+        classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; any
+            other module or function is taken as an opaque `get_logits`, [*, D] → [*, K].
+        device: of new parameters; an existing classifier's by default.
+        dtype: likewise.
+    """
+
+    _learns_temperature = True
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        rank: int = 50,
+        covariance: str = "efficient",
+        residual: str = "rank1",
+        link: str = "softmax",
+        temperature: float | nn.Module | None = None,
+        train_samples: int = TRAIN_SAMPLES,
+        eval_samples: int = EVAL_SAMPLES,
+        sampler: str | Sampler = "orthogonal",
+        bias: bool = True,
+        bias_init: float | None = None,
+        classifier: nn.Module | Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.in_features = integer_at_least("in_features", in_features, 1)
+        self.num_classes = integer_at_least("num_classes", num_classes, 1)
+        one_of("link", link, LINKS)
+        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
+        self.train_samples = integer_at_least("train_samples", train_samples, 1)
+        self.eval_samples = integer_at_least("eval_samples", eval_samples, 1)
+        if not callable(sampler):
+            one_of("sampler", sampler, SAMPLERS)
+        self.sampler = sampler
+        self.bias_init = bias_init
+        self.classifier = as_classifier(
+            classifier, in_features, num_classes, bias=bias, bias_init=bias_init, device=device, dtype=dtype
+        )
+        options = factory_options(classifier, device, dtype)
+        if temperature is None:
+            temperature = LearnedTemperature(**options) if self._learns_temperature else 1.0
+        self.temperature = as_temperature(temperature)
+        check_covariance(covariance, rank, residual)
+        noise_features = self._noise_features()
+        self.covariance: Covariance | None = None
+        if noise_features is not None:
+            self.covariance = build_covariance(
+                covariance, in_features, noise_features, rank=rank, residual=residual, **options
+            )
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as after `to_empty`."""
+        for module in (self.classifier, self.covariance, self.temperature):
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+        if self.bias_init is not None and is_plain_linear(self.classifier):
+            nn.init.constant_(self.classifier.bias, self.bias_init)
+
+    def forward(
+        self,
+        features: Tensor,
+        targets: Tensor | None = None,
+        *,
+        reduction: str = "mean",
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+    ) -> Tensor:
+        """Log-probabilities, or with targets their negative log-likelihood.
+
+        Args:
+            features: [..., D]
+            targets: class ids [...] (−100 leaves an example out), or one row for each example, [..., K]: class
+                probabilities (softmax) or labels in [0, 1] (sigmoid).
+            reduction: of the loss: "mean" over the examples that count, "sum" or "none".
+            num_samples: S for this call.
+            generator: where the draws come from; torch's default generator without.
+            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
+
+        Returns:
+            Without targets [..., K]: log-probabilities, or for the sigmoid link the logits of the mean probabilities;
+            a drop-in for the output of nn.Linear under any loss. With targets the loss, a scalar or [...], in at least
+            float32.
+        """
+        self._check_features(features)
+        one_of("reduction", reduction, REDUCTIONS)
+        samples = self.train_samples if self.training else self.eval_samples
+        distribution, z, order = self._sampling(features, samples, num_samples, generator, noise, order)
+        temperature = self.temperature()
+        if targets is not None:
+            checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link)
+            return mc_nll(
+                distribution,
+                z,
+                checked,
+                temperature=temperature,
+                link=self.link,
+                order=order,
+                reduction=reduction,
+            )
+        log_probs = mc_log_probs(distribution, z, temperature=temperature, link=self.link, order=order)
+        # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
+        return log_probs if torch.is_autocast_enabled(features.device.type) else log_probs.to(features.dtype)
+
+    def loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        reduction: str = "mean",
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+    ) -> Tensor:
+        """`head(features, targets, …)` by name: the same call, through the module's hooks."""
+        return self(
+            features,
+            targets,
+            reduction=reduction,
+            num_samples=num_samples,
+            generator=generator,
+            noise=noise,
+            order=order,
+        )
+
+    @torch.no_grad()
+    def predict(
+        self,
+        features: Tensor,
+        top_k: int | None = None,
+        method: str = "mc",
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+    ) -> Prediction:
+        """Averaged probabilities with their uncertainty; without gradients.
+
+        Args:
+            features: [..., D]
+            top_k: only the k most probable classes; None for all K.
+            method: "mc" averages over samples; "deterministic" leaves the noise out.
+            num_samples: S for this call, `eval_samples` without.
+            generator: where the draws come from; torch's default generator without.
+            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            order: "samples" or "factors" to force an order of evaluation.
+        """
+        self._check_features(features)
+        one_of("method", method, METHODS)
+        if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
+            raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
+        logits, z, order = self._sampling(features, self.eval_samples, num_samples, generator, noise, order)
+        sampled = logits
+        if method == "deterministic" or z is None:
+            sampled, z, method = logits.without_noise(), None, "deterministic"
+        temperature = self.temperature()
+        log_probs, entropy, expected_entropy = mc_predict(
+            sampled, z, temperature=temperature, link=self.link, order=order
+        )
+        indices = None
+        if top_k is not None:
+            log_probs, indices = log_probs.topk(top_k)
+        return Prediction(
+            probs=log_probs.exp(),
+            log_probs=log_probs,
+            indices=indices,
+            entropy=entropy,
+            expected_entropy=expected_entropy,
+            temperature=temperature,
+            logits=logits,
+            method=method,
+            num_samples=None if z is None else z.shape[-2],
+        )
+
+    def logit_distribution(self, features: Tensor) -> LogitDistribution:
+        """The Gaussian over the logits before the temperature: `.mean` [..., K], `.factors` [..., Q, K], lazily.
+
+        Args:
+            features: [..., D]
+        """
+        self._check_features(features)
+        return self._distribution(features)
+
+    def _noise_features(self) -> int | None:
+        """N, the size of the noise space; None for a head without noise."""
+        raise NotImplementedError
+
+    def _lift(self) -> Lift | None:
+        """How noise reaches the logits; None for through the opaque classifier, or without noise."""
+        return None
+
+    def _distribution(self, features: Tensor) -> LogitDistribution:
+        if is_plain_linear(self.classifier):
+            classifier = Affine(self.classifier.weight, self.classifier.bias)
+        else:
+            classifier = GetLogits(self.classifier, self.num_classes)
+        noise: GaussianNoise | None = None if self.covariance is None else self.covariance(features)
+        return LogitDistribution(features, classifier, noise, self._lift())
+
+    def _sampling(
+        self,
+        features: Tensor,
+        samples: int,
+        num_samples: int | None,
+        generator: torch.Generator | None,
+        noise: Tensor | None,
+        order: Order | None,
+    ) -> tuple[LogitDistribution, Tensor | None, Order]:
+        """The distribution, the normals [..., S, Q] (None without noise) and the order for one call."""
+        if order is not None:
+            one_of("order", order, ORDERS)
+        if num_samples is not None:
+            samples = integer_at_least("num_samples", num_samples, 1)
+        if noise is not None:
+            self._check_noise(noise, features, num_samples)
+            samples = noise.shape[-2]
+        distribution = self._distribution(features)
+        if distribution.noise is None:
+            return distribution, None, "samples"
+        z = self._draw(features, distribution.noise, samples, generator) if noise is None else noise
+        return distribution, z.to(features.dtype), order or choose_order(distribution, samples)
+
+    def _draw(self, features: Tensor, noise: GaussianNoise, samples: int, generator: torch.Generator | None) -> Tensor:
+        """Standard normals [..., S, Q], in at least float32."""
+        batch_shape = features.shape[:-1]
+        z = draw_normals(
+            SAMPLERS[self.sampler] if isinstance(self.sampler, str) else self.sampler,
+            batch_shape.numel(),
+            samples,
+            noise.rank,
+            noise.num_residual,
+            generator=generator,
+            device=features.device,
+            dtype=torch.float64 if features.dtype == torch.float64 else torch.float32,
+        )
+        return z.reshape(*batch_shape, samples, noise.size)
+
+    def _check_features(self, features: Tensor) -> None:
+        if not isinstance(features, Tensor) or not features.is_floating_point():
+            found = f"dtype {features.dtype}" if isinstance(features, Tensor) else type(features).__name__
+            raise TypeError(f"features must be a floating-point tensor [..., {self.in_features}], found {found}")
+        if features.dim() == 0 or features.shape[-1] != self.in_features:
+            raise ValueError(
+                f"features must have shape [..., {self.in_features}] (in_features), found {list(features.shape)}"
+            )
+        own = self._dtype()
+        if own is not None and own != features.dtype and not torch.is_autocast_enabled(features.device.type):
+            raise TypeError(
+                f"features have dtype {features.dtype} and the head {own}; "
+                f"cast one of them (features.to({own}) or head.to({features.dtype})) or use torch.autocast"
+            )
+
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype that features must have; None when there is nothing to go by."""
+        if is_plain_linear(self.classifier):
+            return self.classifier.weight.dtype
+        return None if self.covariance is None else next(self.covariance.parameters()).dtype
+
+    def _check_noise(self, noise: Tensor, features: Tensor, num_samples: int | None) -> None:
+        size = 0 if self.covariance is None else self.covariance.size
+        batch_shape = list(features.shape[:-1])
+        shape = list(noise.shape)
+        if shape[-1:] != [size] or shape[:-2] not in (batch_shape, []) or len(shape) < 2 or shape[-2] < 1:
+            raise ValueError(
+                f"noise must have shape {[*batch_shape, 'S', size]}, or {['S', size]} shared by all examples, "
+                f"with S at least 1; found {shape}".replace("'S'", "S")
+            )
+        if num_samples is not None and num_samples != shape[-2]:
+            raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; give one of them")
+
+    def extra_repr(self) -> str:
+        """The options as shown when the module is printed."""
+        sampler = self.sampler if isinstance(self.sampler, str) else getattr(self.sampler, "__name__", "custom")
+        return (
+            f"in_features={self.in_features}, num_classes={self.num_classes}, link={self.link!r}, "
+            f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}"
+        )

@@ -1,0 +1,81 @@
+"""The temperature τ that divides the logits: fixed, or learned within bounds."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.functional._checks import positive_float
+from hetxl.functional.distribution import accumulate
+
+
+class FixedTemperature(nn.Module):
+    """τ as a constant.
+
+    Args:
+        value: τ, positive.
+    """
+
+    def __init__(self, value: float = 1.0):
+        super().__init__()
+        self.value = positive_float("temperature", value)
+
+    def forward(self) -> float:
+        """τ."""
+        return self.value
+
+    def extra_repr(self) -> str:
+        """τ as shown when the module is printed."""
+        return f"{self.value:g}"
+
+
+class LearnedTemperature(nn.Module):
+    """τ(t) = (high − low)·sigmoid(t) + low with t learned like any parameter (Appendix "τ parameterization").
+
+    Args:
+        low: lower bound of τ, positive.
+        high: upper bound of τ.
+        init: τ at the start, strictly between the bounds; None for the middle, as in the paper.
+    """
+
+    def __init__(
+        self,
+        low: float = 0.05,
+        high: float = 5.0,
+        init: float | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.low = positive_float("low", low)
+        self.high = positive_float("high", high)
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high, found low={self.low:g} and high={self.high:g}")
+        self.init = (self.low + self.high) / 2 if init is None else positive_float("init", init)
+        if not self.low < self.init < self.high:
+            raise ValueError(
+                f"init must lie strictly between low={self.low:g} and high={self.high:g}, found {self.init:g}"
+            )
+        self.raw = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Put τ back to its start."""
+        share = (self.init - self.low) / (self.high - self.low)
+        nn.init.constant_(self.raw, math.log(share / (1 - share)))
+
+    def forward(self) -> Tensor:
+        """τ, a scalar tensor."""
+        return (self.high - self.low) * torch.sigmoid(accumulate(self.raw)) + self.low
+
+    def extra_repr(self) -> str:
+        """The bounds as shown when the module is printed."""
+        return f"low={self.low:g}, high={self.high:g}, init={self.init:g}"
+
+
+def as_temperature(temperature: float | nn.Module) -> nn.Module:
+    """A number becomes a FixedTemperature; a module is taken as it is, by reference."""
+    if isinstance(temperature, nn.Module):
+        return temperature
+    return FixedTemperature(temperature)
