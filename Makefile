@@ -21,7 +21,7 @@ setup: $(STAMP) ## make the environment in .venv (the other targets do it by the
 $(STAMP): pyproject.toml constraints.txt tests/support/torchvision_ops.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"hetxl needs Python 3.10 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || { echo "Making the environment in $(VENV) (a few minutes, once)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  cp tests/support/torchvision_ops.py "$$site/_hetxl_torchvision_ops.py" && \
 	  echo 'import _hetxl_torchvision_ops' > "$$site/_hetxl_torchvision_ops.pth"

@@ -22,7 +22,7 @@ class _TorchvisionOps(MetaPathFinder):
         import torch
 
         for name in ("nms", "qnms"):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvision::{name}", "CPU"):
+            if not torch._C._dispatch_has_kernel(f"torchvision::{name}"):
                 _libraries.append(torch.library.Library("torchvision", "FRAGMENT"))
                 _libraries[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

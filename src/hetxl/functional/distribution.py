@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -49,10 +48,10 @@ class LogitDistribution:
         features: φ(x), [..., D]
         classifier: features → logits, [..., D] → [..., K].
         noise: the Gaussian in noise space; None for a deterministic classifier.
-        lift: noise space → logits. None with noise says that the noise goes through the classifier with the features and
-            that the classifier is *opaque*, not known to be linear. Then only samples-first applies, and `factors`
-            (hence variances and covariances) are the differences classifier(φ + row) − classifier(φ): exact for an
-            affine classifier, a secant approximation for any other.
+        lift: noise space → logits. None beside noise: the noise goes through the classifier with the features, and the
+            classifier is *opaque*, not known to be linear. Then only samples-first applies, and `factors` (hence
+            variances and covariances) are the differences classifier(φ + row) − classifier(φ): exact for an affine
+            classifier, a secant approximation for any other.
     """
 
     def __init__(
@@ -66,6 +65,8 @@ class LogitDistribution:
         self.classifier = classifier
         self.noise = noise
         self.lift = lift
+        self._mean: Tensor | None = None
+        self._factors: Tensor | None = None
 
     @property
     def opaque(self) -> bool:
@@ -77,19 +78,25 @@ class LogitDistribution:
         """Q, the standard normals that one draw takes; 0 without noise."""
         return 0 if self.noise is None else self.noise.size
 
-    @cached_property
+    # Kept by hand: functools.cached_property holds a lock in Python 3.10 and 3.11, which torch.compile cannot trace.
+    @property
     def mean(self) -> Tensor:
         """The logits without noise, [..., K]."""
-        return accumulate(self.classifier(self.features))
+        if self._mean is None:
+            self._mean = accumulate(self.classifier(self.features))
+        return self._mean
 
-    @cached_property
+    @property
     def factors(self) -> Tensor:
         """The basis in logit space, [..., Q, K]: the covariance of the logits is factorsᵀ factors."""
-        if self.noise is None:
-            return self.mean.new_zeros(*self.mean.shape[:-1], 0, self.mean.shape[-1])
-        return self._lifted(self.noise.basis())
+        if self._factors is None:
+            if self.noise is None:
+                self._factors = self.mean.new_zeros(*self.mean.shape[:-1], 0, self.mean.shape[-1])
+            else:
+                self._factors = self._lifted(self.noise.basis())
+        return self._factors
 
-    @cached_property
+    @property
     def variance(self) -> Tensor:
         """The variance of each logit, [..., K]."""
         return accumulate(self.factors).square().sum(-2)

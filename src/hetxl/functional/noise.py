@@ -99,7 +99,9 @@ class GaussianNoise:
                 rows.append(self.residual.unsqueeze(-2))
             else:
                 rows.append(torch.diag_embed(self.residual))
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-2)
+        if len(rows) == 1:
+            return rows[0]
+        return torch.cat((rows[0].expand(*rows[1].shape[:-2], -1, -1), rows[1]), dim=-2)
 
     def covariance(self) -> Tensor:
         """Σ(x), [..., N, N], with VᵀV + d dᵀ or VᵀV + diag(d²) on it."""

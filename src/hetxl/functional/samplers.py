@@ -115,7 +115,7 @@ def sobol(
     return _sobol(batch, samples, size, generator, dtype).to(device)
 
 
-@torch.compiler.disable
+@torch.compiler.disable()
 def _sobol(batch: int, samples: int, size: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
     bits = SobolEngine.MAXBIT
     source = None if generator is None else generator.device

@@ -2,6 +2,7 @@
 lifted."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +93,11 @@ class Head(nn.Module):
             one_of("sampler", sampler, SAMPLERS)
         self.sampler = sampler
         self.bias_init = bias_init
-        self.classifier = as_classifier(
+        made = as_classifier(
             classifier, in_features, num_classes, bias=bias, bias_init=bias_init, device=device, dtype=dtype
         )
+        # A function stays a function; the type says what nearly every head has.
+        self.classifier = cast("nn.Module", made)
         options = factory_options(classifier, device, dtype)
         if temperature is None:
             temperature = LearnedTemperature(**options) if self._learns_temperature else 1.0
@@ -162,7 +165,7 @@ class Head(nn.Module):
             )
         log_probs = mc_log_probs(distribution, z, temperature=temperature, link=self.link, order=order)
         # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
-        return log_probs if torch.is_autocast_enabled(features.device.type) else log_probs.to(features.dtype)
+        return log_probs if _under_autocast(features) else log_probs.to(features.dtype)
 
     def loss(
         self,
@@ -308,7 +311,7 @@ class Head(nn.Module):
                 f"features must have shape [..., {self.in_features}] (in_features), found {list(features.shape)}"
             )
         own = self._dtype()
-        if own is not None and own != features.dtype and not torch.is_autocast_enabled(features.device.type):
+        if own is not None and own != features.dtype and not _under_autocast(features):
             raise TypeError(
                 f"features have dtype {features.dtype} and the head {own}; "
                 f"cast one of them (features.to({own}) or head.to({features.dtype})) or use torch.autocast"
@@ -339,3 +342,8 @@ class Head(nn.Module):
             f"in_features={self.in_features}, num_classes={self.num_classes}, link={self.link!r}, "
             f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}"
         )
+
+
+def _under_autocast(values: Tensor) -> bool:
+    kind = values.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

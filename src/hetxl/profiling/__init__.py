@@ -1,0 +1,32 @@
+"""What a head costs: its parameters, counted on real modules that hold no data, and the memory to train them."""
+
+from hetxl.profiling.backbones import PRESETS, Backbone, build_backbone
+from hetxl.profiling.paper import PaperCell, compare_with_paper
+from hetxl.profiling.parameters import (
+    HeadParameters,
+    HeadRow,
+    ParameterCount,
+    TrainingBytes,
+    compare_heads,
+    count_head,
+    count_parameters,
+    format_bytes,
+    format_count,
+)
+
+__all__ = [
+    "PRESETS",
+    "Backbone",
+    "HeadParameters",
+    "HeadRow",
+    "PaperCell",
+    "ParameterCount",
+    "TrainingBytes",
+    "build_backbone",
+    "compare_heads",
+    "compare_with_paper",
+    "count_head",
+    "count_parameters",
+    "format_bytes",
+    "format_count",
+]

@@ -1,0 +1,167 @@
+"""Backbones by name, as real modules on the `meta` device: shapes and counts without weights or downloads."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetxl.functional._checks import one_of
+from hetxl.profiling.parameters import count_parameters
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network up to its features.
+
+    Attributes:
+        name: as given.
+        features: D, the width that a head reads.
+        module: on the meta device.
+    """
+
+    name: str
+    features: int
+    module: nn.Module
+
+    @property
+    def parameters(self) -> int:
+        """How many the module has."""
+        return count_parameters(self.module)
+
+
+def _resnet152(name: str) -> Backbone:
+    """The paper's ResNet152x1, D = 2048."""
+    with _importing("transformers", "hf", name), torch.device("meta"):
+        from transformers import ResNetConfig, ResNetModel
+
+        config = ResNetConfig(depths=[3, 8, 36, 3], hidden_sizes=[256, 512, 1024, 2048])
+        return Backbone(name, 2048, ResNetModel(config))
+
+
+def _vit_l_32(name: str) -> Backbone:
+    """The paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
+    with _importing("transformers", "hf", name), torch.device("meta"):
+        from transformers import ViTConfig, ViTModel
+
+        config = ViTConfig(
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            patch_size=32,
+            image_size=224,
+        )
+        return Backbone(name, 1024, ViTModel(config))
+
+
+PRESETS: dict[str, Callable[[str], Backbone]] = {"resnet152": _resnet152, "vit-l/32": _vit_l_32}
+"""The two backbones of the paper."""
+
+
+def build_backbone(name: str) -> Backbone:
+    """A backbone on the meta device.
+
+    Args:
+        name: "resnet152" or "vit-l/32" for the paper's; "timm:NAME" for a model of timm, such as "timm:resnet50";
+            "hf:MODEL_TYPE" for a model type of transformers in its default configuration, such as "hf:bert".
+    """
+    library, _, model = name.partition(":")
+    if library == "timm" and model:
+        return _timm(name, model)
+    if library == "hf" and model:
+        return _transformers(name, model)
+    if name.lower() not in PRESETS:
+        one_of("backbone", name, (*PRESETS, "timm:NAME", "hf:MODEL_TYPE"))
+    return PRESETS[name.lower()](name)
+
+
+def _timm(name: str, model: str) -> Backbone:
+    with _importing("timm", "timm", name):
+        import timm
+
+        if not timm.is_model(model):
+            raise _unknown(name, "timm", model, timm.list_models())
+        with _building(name):
+            module: Any = timm.create_model(model, num_classes=0)
+    # Some models widen their features once more in front of the classifier: num_features is the width before that.
+    features = getattr(module, "head_hidden_size", None) or module.num_features
+    return Backbone(name, features, module)
+
+
+def _transformers(name: str, model: str) -> Backbone:
+    with _importing("transformers", "hf", name):
+        from transformers import AutoConfig, AutoModel
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+        if model not in MODEL_MAPPING_NAMES:
+            raise _unknown(name, "hf", model, list(MODEL_MAPPING_NAMES))
+        with _building(name):
+            config = AutoConfig.for_model(model)
+            features = _hidden_size(config)
+            module = AutoModel.from_config(config) if features else None
+    if features is None or module is None:
+        raise ValueError(f"backbone {name!r} states no single feature size; count its head alone with --features D")
+    return Backbone(name, features, module)
+
+
+def _hidden_size(config: Any) -> int | None:
+    """D from a configuration of transformers, whose families name it differently; None when it has none."""
+    for field in ("hidden_size", "hidden_sizes", "d_model", "hidden_dim"):
+        size = getattr(config, field, None)
+        if isinstance(size, list | tuple) and size:
+            size = size[-1]
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _unknown(name: str, library: str, model: str, known: list[str]) -> ValueError:
+    near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)
+    return ValueError(f"backbone {name!r} names none of {len(known)} models; did you mean '{library}:{near[0]}'?")
+
+
+@contextmanager
+def _building(name: str) -> Iterator[None]:
+    """Everything inside is made on the meta device; a model that cannot be made there is named."""
+    try:
+        with torch.device("meta"):
+            yield
+    except ImportError:
+        raise
+    except Exception as error:  # a constructor of another library may raise anything
+        raise ValueError(
+            f"backbone {name!r} cannot be built without data: {type(error).__name__}: {error}. "
+            "Count its head alone with --features D"
+        ) from error
+
+
+@contextmanager
+def _importing(library: str, extra: str, name: str) -> Iterator[None]:
+    """Turns what a missing or broken library raises into an error that says what to do.
+
+    A torchvision built for another torch raises a RuntimeError as it is imported; transformers, which imports its
+    models when they are first used, hides that one behind a ModuleNotFoundError.
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
+            raise ImportError(f"backbone {name!r} needs {library}: pip install 'hetxl[{extra}]'") from error
+        cause = _root(error)
+        if "torchvision" in str(cause):
+            raise ImportError(
+                f"backbone {name!r} needs {library}, which imports torchvision, and the installed torchvision does not "
+                f"match torch {torch.__version__} ({cause}). Install the two from the same index, or remove torchvision"
+            ) from error
+        raise ImportError(f"backbone {name!r} needs {library}, which does not import: {cause}") from error
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first error of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

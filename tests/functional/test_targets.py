@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from hetxl.functional import IGNORE_INDEX, check_targets
+
+BATCH, K = torch.Size([3]), 5
+
+
+def check(targets, link="softmax"):
+    return check_targets(targets, BATCH, K, link)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_ids_of_any_integer_type(dtype):
+    found = check(torch.tensor([0, 4, 2], dtype=dtype))
+    assert found.dense is None
+    assert found.ids is not None
+    assert found.ids.dtype == torch.int64
+    assert found.ids.tolist() == [0, 4, 2]
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_rows_of_any_type(link, dtype):
+    found = check(torch.eye(5)[:3].to(dtype), link)
+    assert found.ids is None
+    assert found.dense is not None
+    assert found.dense.is_floating_point()
+
+
+def test_the_ignored_id_is_allowed():
+    assert check(torch.tensor([0, IGNORE_INDEX, 1])).ids is not None
+
+
+@pytest.mark.parametrize("bad", [5, -1, 99])
+def test_ids_out_of_range(bad):
+    with pytest.raises(ValueError, match=rf"class id {bad}; allowed are 0 to 4"):
+        check(torch.tensor([0, bad, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+def test_ids_that_are_no_integers(dtype):
+    with pytest.raises(TypeError, match=r"class ids must be integers, found dtype"):
+        check(torch.tensor([0.0, 1.5, 1.0]).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 1), (), (3, 5, 1)])
+def test_shapes_that_fit_neither_form(shape):
+    with pytest.raises(ValueError, match=r"class ids of shape \[3\] or one row of 5 values .* \[3, 5\]; found shape"):
+        check(torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("link", "bad"), [("softmax", -0.1), ("sigmoid", 2.0)])
+def test_rows_outside_zero_and_one(link, bad):
+    rows = torch.zeros(3, 5)
+    rows[1, 2] = bad
+    with pytest.raises(ValueError, match=rf"must lie in \[0, 1\], found {bad:g}"):
+        check(rows, link)
+
+
+def test_no_tensor():
+    with pytest.raises(TypeError, match="targets must be a tensor, found list"):
+        check_targets([1, 2, 3], BATCH, K, "softmax")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_meta_device_is_not_looked_at():
+    assert check(torch.zeros(3, dtype=torch.int64, device="meta")).ids is not None

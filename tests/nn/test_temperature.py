@@ -1,0 +1,63 @@
+import math
+
+import pytest
+import torch
+
+from hetxl import FixedTemperature, LearnedTemperature
+from hetxl.nn.temperature import as_temperature
+
+
+def test_it_starts_in_the_middle_as_in_the_paper():
+    temperature = LearnedTemperature()
+    torch.testing.assert_close(temperature().detach(), torch.tensor(2.525))
+    assert temperature.raw.shape == ()
+
+
+@pytest.mark.parametrize("init", [0.06, 1.0, 1.25, 4.9])
+def test_init_is_where_it_starts(init):
+    torch.testing.assert_close(LearnedTemperature(init=init, dtype=torch.float64)().item(), init)
+
+
+@pytest.mark.parametrize("raw", [-1e4, -3.0, 0.0, 3.0, 1e4])
+def test_the_formula_and_its_bounds(raw):
+    temperature = LearnedTemperature(0.1, 3.0, dtype=torch.float64)
+    torch.nn.init.constant_(temperature.raw, raw)
+    expected = (3.0 - 0.1) / (1 + math.exp(-raw)) + 0.1 if raw > -700 else 0.1
+    tau = temperature()
+    torch.testing.assert_close(tau.item(), expected)
+    assert 0.1 <= tau <= 3.0
+    tau.backward()
+    assert temperature.raw.grad is not None
+    assert torch.isfinite(temperature.raw.grad)
+
+
+@pytest.mark.parametrize("init", [0.05, 5.0, 7.0, 0.01])
+def test_init_outside_the_range(init):
+    with pytest.raises(ValueError, match=rf"init must lie strictly between low=0.05 and high=5, found {init:g}"):
+        LearnedTemperature(init=init)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "message"), [(2.0, 1.0, "low must be below high"), (-1.0, 1.0, "low must be pos")]
+)
+def test_bounds_that_make_no_range(low, high, message):
+    with pytest.raises(ValueError, match=message):
+        LearnedTemperature(low, high)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_fixed_temperature_is_positive(value):
+    with pytest.raises(ValueError, match="temperature must be positive and finite"):
+        FixedTemperature(value)
+
+
+def test_numbers_and_modules_are_taken():
+    assert as_temperature(2)() == 2.0
+    learned = LearnedTemperature()
+    assert as_temperature(learned) is learned
+    with pytest.raises(TypeError, match="temperature must be a positive number, found 'warm'"):
+        as_temperature("warm")  # pyright: ignore[reportArgumentType]
+
+
+def test_half_precision_parameters_give_a_float32_temperature():
+    assert LearnedTemperature().to(torch.bfloat16)().dtype == torch.float32
