@@ -33,7 +33,7 @@ from hetxl.nn.temperature import LearnedTemperature, as_temperature
 
 TRAIN_SAMPLES = 16
 EVAL_SAMPLES = 256
-"""Orthogonal antithetic draws: as accurate as the paper's 1,000 independent ones (docs/samplers.md)."""
+"""Orthogonal draws: as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
 
 METHODS = ("mc", "deterministic")
 

@@ -1,7 +1,7 @@
 """The four heads of the paper. Each says how large its noise space is and how noise is lifted; `Head` does the rest."""
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +166,7 @@ HEADS: dict[str, type[Head]] = {"det": DetHead, "het": HetHead, "het-h": HetHash
 """The heads by the names that commands and options use."""
 
 
-def build_head(head: str, in_features: int, num_classes: int, **options: Unpack[HeadOptions]) -> Head:
-    """The head of a given name, "det", "het", "het-h" or "het-xl", with the options of `Head`."""
+def build_head(head: str, in_features: int, num_classes: int, **options: Any) -> Head:
+    """The head of a given name, "det", "het", "het-h" or "het-xl", with the options of its class."""
     one_of("head", head, HEADS)
     return HEADS[head](in_features, num_classes, **options)

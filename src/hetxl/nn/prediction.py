@@ -81,7 +81,11 @@ class Prediction:
 
     @cached_property
     def correlation(self) -> Tensor:
-        """Correlation of the logits among the top `classes`, [..., k, k]: what the model mixes up with what."""
+        """Correlation of the logits among the top `classes`, [..., k, k]: which of them move together.
+
+        Near +1, two classes rise and fall together and only their mean logits tell them apart; near −1, the noise
+        trades one for the other: the model takes the example for either.
+        """
         return correlation(self.covariance)
 
     def describe(self, example: int = 0, names: Sequence[str] | None = None, top: int = 3) -> str:
