@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from _page import markdown_table, panels, replace_between
 from _timing import interleaved_medians, machine
 from rich.console import Console
 from rich.progress import Progress
@@ -29,7 +29,6 @@ REFERENCE_SAMPLES = 65_536
 CHUNK = 1024
 BLOCK = 32
 """Samples at a time: [B, BLOCK, K] stays small enough for the allocator to reuse."""
-MARKERS = ("<!-- measured by benchmarks/samplers.py: start -->", "<!-- measured by benchmarks/samplers.py: end -->")
 
 Errors = dict[str, list[float]]
 """Root-mean-square errors by sampler, one for each of SAMPLES."""
@@ -163,11 +162,10 @@ def row_of_equivalents(name: str, errors: Errors) -> list[str]:
     return [name, *(f"{equivalent_iid(value, errors['iid']):,.0f}" for value in errors[name])]
 
 
-def markdown_table(corner: str, rows: Sequence[Sequence[str]]) -> str:
-    """Rows that start with a sampler's name, under the numbers of samples."""
+def samplers_table(corner: str, rows: Sequence[Sequence[str]]) -> str:
+    """Rows that start with a sampler's name, under the numbers of samples, as markdown."""
     header = [corner, *(f"S = {samples}" for samples in SAMPLES)]
-    lines = [header, ["---", *["---:"] * len(SAMPLES)], *([f"`{row[0]}`", *row[1:]] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(header, [[f"`{row[0]}`", *row[1:]] for row in rows])
 
 
 def rich_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
@@ -181,32 +179,10 @@ def rich_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def replace_between(text: str, new: str) -> str:
-    """`text` with the part between the two markers replaced."""
-    start, end = MARKERS
-    if text.count(start) != 1 or text.count(end) != 1:
-        raise SystemExit(f"The page must hold each of these markers once: {start} {end}")
-    return f"{text.split(start)[0]}{start}\n\n{new}\n\n{end}{text.split(end)[1]}"
-
-
 def plot(results: dict[str, Errors], path: Path) -> None:
     """Error against S, one panel for each noise scale."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    # Text stays text, and the same numbers give the same file.
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "hetxl",
-        "font.size": 13,
-        "axes.grid": True,
-        "grid.alpha": 0.3,
-    }
     marks = {"iid": "o", "antithetic": "s", "orthogonal": "D", "sobol": "^"}
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(1, len(results), figsize=(12, 4.4), sharey=True, layout="constrained")
+    with panels(path, len(results)) as axes:
         for axis, (scale, errors) in zip(axes, results.items(), strict=True):
             for name, values in errors.items():
                 axis.loglog(SAMPLES, values, marker=marks[name], label=name, linewidth=2)
@@ -216,9 +192,6 @@ def plot(results: dict[str, Errors], path: Path) -> None:
             axis.set_xlabel("samples S")
         axes[0].set_ylabel("error of log p[y], RMS")
         axes[0].legend()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, facecolor="white", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
 
 
 def main() -> None:
@@ -259,19 +232,19 @@ def main() -> None:
             console.print(rich_table(f"{title}: error", rmse_rows))
             console.print(about, markup=False)
             console.print(rich_table(f"{title}: iid samples with the same error", iid_rows))
-            parts += [f"### {title}", about, markdown_table("error of log p[y]", rmse_rows)]
-            parts += [markdown_table("iid samples with the same error", iid_rows)]
+            parts += [f"### {title}", about, samplers_table("error of log p[y]", rmse_rows)]
+            parts += [samplers_table("iid samples with the same error", iid_rows)]
     times = [[name, *(digits(value) for value in values)] for name, values in draw_times().items()]
     console.print(rich_table(f"Milliseconds to draw the normals of {B} examples", times))
     parts += ["### Time to draw", f"Milliseconds for the normals of {B} examples with Q = {R + 1}, medians of 7."]
-    parts += [markdown_table("ms", times)]
+    parts += [samplers_table("ms", times)]
     closing = (
         f"Measured on {machine()}. For these examples and labels the errors are known to ±{spread:.0%} or better (one "
         "standard error); other labels move the equivalent samples by some tens of percent."
     )
     console.print(closing)
     if page is not None:
-        page.write_text(replace_between(page.read_text(), "\n\n".join([*parts, closing])))
+        page.write_text(replace_between(page.read_text(), "\n\n".join([*parts, closing]), "samplers.py"))
         plot(results, page.parent / "img" / "samplers.svg")
 
 

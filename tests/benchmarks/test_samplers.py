@@ -1,27 +1,11 @@
 """benchmarks/samplers.py: what turns its measurements into the page."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def samplers():
-    # A script, not part of a package: it finds its neighbours when its folder is on the path.
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_samplers", FOLDER / "samplers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-    del sys.modules[spec.name]
+def samplers(load):
+    return load("samplers")
 
 
 @pytest.mark.parametrize("wanted", [1, 4, 10, 100, 700, 5000])
@@ -40,19 +24,6 @@ def test_digits_keeps_three(samplers, value, text):
 @pytest.mark.parametrize("value", [0.000384, 0.0616, 2.5, 87.04, 1234.0])
 def test_digits_reads_back(samplers, value):
     assert float(samplers.digits(value).replace(",", "")) == pytest.approx(value, rel=5e-3)
-
-
-def test_replace_between_keeps_the_rest(samplers):
-    start, end = samplers.MARKERS
-    page = f"before\n{start}\nold\n{end}\nafter\n"
-    once = samplers.replace_between(page, "new")
-    assert once == f"before\n{start}\n\nnew\n\n{end}\nafter\n"
-    assert samplers.replace_between(once, "new") == once
-
-
-def test_replace_between_refuses_a_page_without_markers(samplers):
-    with pytest.raises(SystemExit, match="markers"):
-        samplers.replace_between("nothing here", "new")
 
 
 @pytest.mark.parametrize("scale", ["small", "medium", "large"])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hetxl.functional import IGNORE_INDEX, check_targets
+from hetxl.functional import IGNORE_INDEX, LabelLists, check_targets
 
 BATCH, K = torch.Size([3]), 5
 
@@ -59,8 +59,39 @@ def test_rows_outside_zero_and_one(link, bad):
 
 
 def test_no_tensor():
-    with pytest.raises(TypeError, match="targets must be a tensor, found list"):
-        check_targets([1, 2, 3], BATCH, K, "softmax")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="targets must be a tensor, lists of class ids or LabelLists, found str"):
+        check_targets("cat", BATCH, K, "sigmoid")
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [[0, 3], [], [2]],
+        (torch.tensor([0, 3]), torch.tensor([], dtype=torch.int64), torch.tensor([2])),
+        LabelLists.from_padded(torch.tensor([[0, 3], [IGNORE_INDEX, IGNORE_INDEX], [2, IGNORE_INDEX]])),
+        torch.tensor([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]).float().to_sparse(),
+    ],
+)
+def test_lists_of_labels_in_every_form(targets):
+    found = check(targets, "sigmoid").lists
+    assert found is not None
+    assert found.dense(K).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]
+
+
+def test_soft_labels_in_a_sparse_tensor():
+    soft = torch.tensor([[0.5, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0.25, 0, 0]])
+    assert torch.equal(check(soft.to_sparse(), "sigmoid").lists.dense(K), soft)
+
+
+def test_lists_that_do_not_fit():
+    with pytest.raises(ValueError, match="targets holds lists for 2 examples and features has 3"):
+        check([[1], [2]], "sigmoid")
+    with pytest.raises(ValueError, match="class id 5; allowed are 0 to 4"):
+        check([[1], [5], []], "sigmoid")
+    with pytest.raises(ValueError, match=r"sparse tensor must have shape \[3, 5\], found \[3, 4\]"):
+        check(torch.zeros(3, 4).to_sparse(), "sigmoid")
+    with pytest.raises(TypeError, match='for link="softmax" give class ids'):
+        check([[1], [2], [3]])
 
 
 def test_the_meta_device_is_not_looked_at():

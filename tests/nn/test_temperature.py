@@ -10,7 +10,7 @@ from hetxl.nn.temperature import as_temperature
 def test_it_starts_in_the_middle_as_in_the_paper():
     temperature = LearnedTemperature()
     torch.testing.assert_close(temperature().detach(), torch.tensor(2.525))
-    assert temperature.raw.shape == ()
+    assert temperature().shape == ()
 
 
 @pytest.mark.parametrize("init", [0.06, 1.0, 1.25, 4.9])
@@ -61,3 +61,10 @@ def test_numbers_and_modules_are_taken():
 
 def test_half_precision_parameters_give_a_float32_temperature():
     assert LearnedTemperature().to(torch.bfloat16)().dtype == torch.float32
+
+
+def test_a_scalar_in_a_state_dict_is_taken():
+    temperature = LearnedTemperature(dtype=torch.float64)
+    temperature.load_state_dict({"raw": torch.tensor(0.7, dtype=torch.float64)})
+    assert temperature.raw.item() == 0.7
+    temperature.load_state_dict(temperature.state_dict())

@@ -4,7 +4,9 @@ A head is three steps. `noise` makes a Gaussian from the features, `lifts` carry
 averages softmax or sigmoid over samples; `distribution` holds the first two together and `samplers` supply the normals.
 """
 
+from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import Affine, LogitDistribution, Order, choose_order, correlation
+from hetxl.functional.engine import Plan, Summary, mc_log_probs, mc_nll, mc_predict, plan
 from hetxl.functional.hashing import hash_classes
 from hetxl.functional.lifts import HashLift, IdentityLift, Lift, LinearLift
 from hetxl.functional.links import (
@@ -16,11 +18,12 @@ from hetxl.functional.links import (
     softmax_entropy,
 )
 from hetxl.functional.noise import MIN_SCALE, GaussianNoise, Residual, residual_scale
-from hetxl.functional.reference import mc_log_probs, mc_nll, mc_predict
 from hetxl.functional.samplers import SAMPLERS, Sampler, antithetic, draw_normals, iid, orthogonal, sobol
-from hetxl.functional.targets import IGNORE_INDEX, Targets, check_targets
+from hetxl.functional.targets import IGNORE_INDEX, LabelLists, Targets, check_targets
+from hetxl.functional.weighting import Weights
 
 __all__ = [
+    "APPROXIMATIONS",
     "IGNORE_INDEX",
     "MIN_SCALE",
     "SAMPLERS",
@@ -28,15 +31,20 @@ __all__ = [
     "GaussianNoise",
     "HashLift",
     "IdentityLift",
+    "LabelLists",
     "Lift",
     "LinearLift",
     "Link",
     "LogitDistribution",
     "Order",
+    "Plan",
     "Residual",
     "Sampler",
+    "Summary",
     "Targets",
+    "Weights",
     "antithetic",
+    "approximate_log_probs",
     "check_targets",
     "choose_order",
     "correlation",
@@ -50,6 +58,7 @@ __all__ = [
     "mean_sigmoid",
     "mean_softmax",
     "orthogonal",
+    "plan",
     "residual_scale",
     "sigmoid_entropy",
     "sobol",

@@ -16,9 +16,15 @@ from hetxl.functional.links import (
     sigmoid_entropy,
     softmax_entropy,
 )
-from hetxl.functional.targets import IGNORE_INDEX, Targets
-
-REDUCTIONS = ("mean", "sum", "none")
+from hetxl.functional.targets import Targets
+from hetxl.functional.weighting import (
+    UNWEIGHTED,
+    Weights,
+    coefficients,
+    dense_labels,
+    known_ids,
+    reduce_losses,
+)
 
 
 def mc_log_probs(
@@ -58,8 +64,9 @@ def mc_nll(
     *,
     temperature: Tensor | float,
     link: Link,
-    order: Order,
+    order: Order = "samples",
     reduction: str = "mean",
+    weights: Weights = UNWEIGHTED,
 ) -> Tensor:
     """Negative log-likelihood of the targets under the averaged probabilities.
 
@@ -69,49 +76,31 @@ def mc_nll(
     Args:
         distribution: over the logits, [..., K].
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        targets: ids [...] or dense [..., K].
+        targets: ids [...], dense [..., K] or lists.
         temperature: τ
         link: "softmax" or "sigmoid"
         order: what is lifted, see `LogitDistribution.sample`.
         reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
+        weights: of examples and classes, and label smoothing.
 
     Returns:
         A scalar, or [...] for reduction "none" (0 where an example does not count).
     """
     logits = distribution.sample(z, order) / temperature  # [..., S, K]
-    counted = torch.ones(logits.shape[:-2], dtype=torch.bool, device=logits.device)
-    ids, dense = targets.ids, targets.dense
-    if ids is not None:
-        counted = ids != IGNORE_INDEX
-        ids = ids.masked_fill(~counted, 0)
-
+    batch_shape, classes = logits.shape[:-2], logits.shape[-1]
     if link == "sigmoid":
-        if ids is not None:
-            dense = F.one_hot(ids, logits.shape[-1])
-        assert dense is not None
         log_p, log_not_p = mean_sigmoid(logits)
-        losses = -(dense * log_p + (1 - dense) * log_not_p).sum(-1)
-    elif ids is not None:
-        index = ids[..., None, None].expand(*logits.shape[:-1], 1)  # [..., S, 1]
+        labels = dense_labels(targets, batch_shape, classes, logits)
+        losses = -(labels * log_p + (1 - labels) * log_not_p)
+        losses = (losses if weights.classes is None else losses * weights.classes).sum(-1)
+    elif targets.ids is not None and not weights.smoothing:
+        index = known_ids(targets.ids)[..., None, None].expand(*logits.shape[:-1], 1)  # [..., S, 1]
         log_p = logits.gather(-1, index).squeeze(-1) - logits.logsumexp(-1)  # [..., S]
         losses = -log_mean_exp(log_p, dim=-1)
     else:
-        assert dense is not None
-        losses = -(dense * mean_softmax(logits)).sum(-1)
-    return reduce_losses(losses, counted, reduction)
-
-
-def reduce_losses(losses: Tensor, counted: Tensor, reduction: str) -> Tensor:
-    """Apply "mean", "sum" or "none" to losses [...] of which only the `counted` [...] ones count.
-
-    The mean over nothing is 0 with zero gradients, not NaN: a rank without examples must not spoil a step.
-    """
-    # where, not a product: the loss of an example left out may be infinite, but a NaN in one that counts must show.
-    losses = torch.where(counted, losses, torch.zeros_like(losses))
-    if reduction == "none":
-        return losses
-    total = losses.sum()
-    return total if reduction == "sum" else total / counted.sum().clamp(min=1)
+        losses = -(coefficients(targets, weights, classes, logits) * mean_softmax(logits)).sum(-1)
+    factor, normaliser = weights.factors(targets, batch_shape, link, logits)
+    return reduce_losses(losses, factor, normaliser, reduction)
 
 
 def mc_predict(

@@ -1,5 +1,7 @@
-"""What a loss accepts as targets, checked once at the border and brought to one of two forms: ids or a dense matrix."""
+"""What a loss accepts as targets, checked once at the border and brought to one of three forms: class ids, a dense
+matrix, or lists of labels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,52 +14,103 @@ IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
+class LabelLists:
+    """The labels of each example as lists, so that no [B, K] matrix is needed; every class not listed is 0.
+
+    Attributes:
+        examples: [n] int64, which example each entry belongs to, counted through the flattened batch.
+        classes: [n] int64, its class.
+        values: [n] in [0, 1]; None for ones.
+        batch: B, how many examples there are.
+    """
+
+    examples: Tensor
+    classes: Tensor
+    values: Tensor | None
+    batch: int
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[int] | Tensor], device: torch.device | None = None) -> "LabelLists":
+        """From one list (or 1-d integer tensor) of class ids for each example."""
+        rows = [torch.as_tensor(row, dtype=torch.int64, device=device).reshape(-1) for row in lists]
+        lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
+        examples = torch.repeat_interleave(torch.arange(len(rows), device=device), lengths)
+        classes = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64, device=device)
+        return cls(examples, classes, None, len(rows))
+
+    @classmethod
+    def from_padded(cls, ids: Tensor) -> "LabelLists":
+        """From class ids [B, L], each row padded with −100 to the longest."""
+        examples, places = (ids != IGNORE_INDEX).nonzero(as_tuple=True)
+        return cls(examples, ids[examples, places].long(), None, len(ids))
+
+    @classmethod
+    def from_sparse(cls, matrix: Tensor) -> "LabelLists":
+        """From a sparse COO tensor [B, K] of labels."""
+        matrix = matrix.coalesce()
+        examples, classes = matrix.indices()
+        return cls(examples, classes, matrix.values(), matrix.shape[0])
+
+    def dense(self, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix [B, K]."""
+        out = torch.zeros(self.batch, num_classes, dtype=dtype, device=self.classes.device)
+        values = torch.ones((), dtype=dtype, device=out.device) if self.values is None else self.values.to(dtype)
+        values = values.expand(len(self.classes))
+        # A class that is listed twice counts its values together, at most 1.
+        return out.index_put_((self.examples, self.classes), values, accumulate=True).clamp_(max=1)
+
+
+@dataclass(frozen=True)
 class Targets:
-    """Checked targets, in exactly one of two forms.
+    """Checked targets, in exactly one of three forms.
 
     Attributes:
         ids: [...] int64 class ids, IGNORE_INDEX where an example does not count; or None.
         dense: [..., K] class probabilities (softmax) or labels in [0, 1] (sigmoid); or None.
+        lists: labels as lists (sigmoid); or None.
     """
 
     ids: Tensor | None = None
     dense: Tensor | None = None
+    lists: LabelLists | None = None
 
 
-def check_targets(targets: Tensor, batch_shape: torch.Size, num_classes: int, link: Link) -> Targets:
+TargetsLike = Tensor | LabelLists | Sequence[Sequence[int] | Tensor]
+
+
+def check_targets(targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link) -> Targets:
     """Tell which form the targets have and refuse what fits none.
 
     Args:
-        targets: class ids [...] (both links: under the sigmoid an id stands for its one-hot row), or a row of
-            probabilities or 0/1 labels for each example, [..., K].
+        targets: class ids [...] (both links: under the sigmoid an id stands for its one-hot row); a row of
+            probabilities or 0/1 labels for each example, [..., K]; or for the sigmoid link lists of class ids, one list
+            for each example, a sparse COO tensor [B, K] or a `LabelLists`.
         batch_shape: [...], the features' leading shape.
         num_classes: K
         link: "softmax" or "sigmoid"
     """
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"targets must be a tensor, found {type(targets).__name__}")
-    if targets.shape == batch_shape:
-        return Targets(ids=_check_ids(targets, num_classes))
-    if targets.shape == (*batch_shape, num_classes):
-        return Targets(dense=_check_dense(targets, link))
-    raise ValueError(
-        f"targets must be class ids of shape {list(batch_shape)} or one row of {num_classes} values for each example, "
-        f"{[*batch_shape, num_classes]}; found shape {list(targets.shape)}"
-    )
+    if isinstance(targets, Tensor) and not targets.is_sparse:
+        if targets.shape == batch_shape:
+            return Targets(ids=_check_ids(targets, num_classes))
+        if targets.shape == (*batch_shape, num_classes):
+            return Targets(dense=_check_dense(targets, link))
+        raise ValueError(
+            f"targets must be class ids of shape {list(batch_shape)} or one row of {num_classes} values for each "
+            f"example, {[*batch_shape, num_classes]}; found shape {list(targets.shape)}"
+        )
+    if isinstance(targets, Tensor) and targets.shape != (batch_shape.numel(), num_classes):
+        raise ValueError(
+            f"targets given as a sparse tensor must have shape {[batch_shape.numel(), num_classes]}, "
+            f"found {list(targets.shape)}"
+        )
+    return Targets(lists=_check_lists(targets, batch_shape.numel(), num_classes, link))
 
 
 def _check_ids(ids: Tensor, num_classes: int) -> Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"targets given as class ids must be integers, found dtype {ids.dtype}; cast them with .long()")
     ids = ids.long()
-    if _can_look_at(ids):
-        wrong = ((ids < 0) | (ids >= num_classes)) & (ids != IGNORE_INDEX)
-        if wrong.any():
-            value = int(ids[wrong].flatten()[0])
-            raise ValueError(
-                f"targets holds the class id {value}; allowed are 0 to {num_classes - 1}, "
-                f"and {IGNORE_INDEX} for examples to leave out"
-            )
+    _check_range(ids, ids != IGNORE_INDEX, num_classes, f", and {IGNORE_INDEX} for examples to leave out")
     return ids
 
 
@@ -66,13 +119,43 @@ def _check_dense(dense: Tensor, link: Link) -> Tensor:
         raise TypeError(f"targets must be real, found dtype {dense.dtype}")
     if not dense.is_floating_point():
         dense = dense.float()
-    if _can_look_at(dense):
-        wrong = (dense < 0) | (dense > 1)
-        if wrong.any():
-            value = float(dense[wrong].flatten()[0])
-            what = "class probabilities" if link == "softmax" else "labels"
-            raise ValueError(f"targets given as rows of {what} must lie in [0, 1], found {value:g}")
+    _check_unit(dense, f"rows of {'class probabilities' if link == 'softmax' else 'labels'}")
     return dense
+
+
+def _check_lists(targets: TargetsLike, batch: int, num_classes: int, link: Link) -> LabelLists:
+    if link != "sigmoid":
+        raise TypeError('targets given as lists of labels are for link="sigmoid"; for link="softmax" give class ids')
+    if isinstance(targets, LabelLists):
+        lists = targets
+    elif isinstance(targets, Tensor):
+        lists = LabelLists.from_sparse(targets)
+    elif isinstance(targets, list | tuple):
+        lists = LabelLists.from_lists(targets)
+    else:
+        raise TypeError(f"targets must be a tensor, lists of class ids or LabelLists, found {type(targets).__name__}")
+    if lists.batch != batch:
+        raise ValueError(f"targets holds lists for {lists.batch} examples and features has {batch}")
+    _check_range(lists.classes, torch.ones_like(lists.classes, dtype=torch.bool), num_classes, "")
+    if lists.values is not None:
+        _check_unit(lists.values, "labels")
+    return lists
+
+
+def _check_range(ids: Tensor, counted: Tensor, num_classes: int, also: str) -> None:
+    if _can_look_at(ids):
+        wrong = ((ids < 0) | (ids >= num_classes)) & counted
+        if wrong.any():
+            value = int(ids[wrong].flatten()[0])
+            raise ValueError(f"targets holds the class id {value}; allowed are 0 to {num_classes - 1}{also}")
+
+
+def _check_unit(values: Tensor, what: str) -> None:
+    if _can_look_at(values):
+        wrong = (values < 0) | (values > 1)
+        if wrong.any():
+            value = float(values[wrong].flatten()[0])
+            raise ValueError(f"targets given as {what} must lie in [0, 1], found {value:g}")
 
 
 def _can_look_at(values: Tensor) -> bool:

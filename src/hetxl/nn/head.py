@@ -15,8 +15,8 @@ from hetxl.functional import (
     LogitDistribution,
     Order,
     Sampler,
+    Weights,
     check_targets,
-    choose_order,
     draw_normals,
     mc_log_probs,
     mc_nll,
@@ -24,8 +24,10 @@ from hetxl.functional import (
 )
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.distribution import ORDERS
+from hetxl.functional.engine.predict import METHODS, TOLERANCE
 from hetxl.functional.links import LINKS, Link
-from hetxl.functional.reference import REDUCTIONS
+from hetxl.functional.targets import TargetsLike
+from hetxl.functional.weighting import REDUCTIONS
 from hetxl.nn.classifier import GetLogits, as_classifier, factory_options, is_plain_linear
 from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
 from hetxl.nn.prediction import Prediction
@@ -34,8 +36,6 @@ from hetxl.nn.temperature import LearnedTemperature, as_temperature
 TRAIN_SAMPLES = 16
 EVAL_SAMPLES = 256
 """Orthogonal draws: as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
-
-METHODS = ("mc", "deterministic")
 
 
 class Head(nn.Module):
@@ -53,6 +53,7 @@ class Head(nn.Module):
         eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
         sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
             `hetxl.functional.samplers`.
+        memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 256 MiB.
         bias: whether a new classifier has one.
         bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
         classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; any
@@ -76,6 +77,7 @@ class Head(nn.Module):
         train_samples: int = TRAIN_SAMPLES,
         eval_samples: int = EVAL_SAMPLES,
         sampler: str | Sampler = "orthogonal",
+        memory_budget: int | None = None,
         bias: bool = True,
         bias_init: float | None = None,
         classifier: nn.Module | Callable[[Tensor], Tensor] | None = None,
@@ -92,6 +94,7 @@ class Head(nn.Module):
         if not callable(sampler):
             one_of("sampler", sampler, SAMPLERS)
         self.sampler = sampler
+        self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
         self.bias_init = bias_init
         made = as_classifier(
             classifier, in_features, num_classes, bias=bias, bias_init=bias_init, device=device, dtype=dtype
@@ -122,9 +125,12 @@ class Head(nn.Module):
     def forward(
         self,
         features: Tensor,
-        targets: Tensor | None = None,
+        targets: TargetsLike | None = None,
         *,
         reduction: str = "mean",
+        weight: Tensor | None = None,
+        class_weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
@@ -135,8 +141,13 @@ class Head(nn.Module):
         Args:
             features: [..., D]
             targets: class ids [...] (−100 leaves an example out), or one row for each example, [..., K]: class
-                probabilities (softmax) or labels in [0, 1] (sigmoid).
+                probabilities (softmax) or labels in [0, 1] (sigmoid); for the sigmoid link also a list of class ids for
+                each example, a sparse [B, K] tensor or `LabelLists`.
             reduction: of the loss: "mean" over the examples that count, "sum" or "none".
+            weight: of each example's loss, [...]; the mean is then the weighted mean.
+            class_weight: of each class, [K], as `weight` of torch.nn.functional.cross_entropy; for the sigmoid link a
+                factor of each class's binary cross-entropy.
+            label_smoothing: share of the target that is spread evenly over all classes (softmax).
             num_samples: S for this call.
             generator: where the draws come from; torch's default generator without.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
@@ -150,29 +161,26 @@ class Head(nn.Module):
         self._check_features(features)
         one_of("reduction", reduction, REDUCTIONS)
         samples = self.train_samples if self.training else self.eval_samples
-        distribution, z, order = self._sampling(features, samples, num_samples, generator, noise, order)
-        temperature = self.temperature()
+        distribution, z = self._sampling(features, samples, num_samples, generator, noise, order)
+        options = {"temperature": self.temperature(), "order": order, "memory_budget": self.memory_budget}
         if targets is not None:
             checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link)
-            return mc_nll(
-                distribution,
-                z,
-                checked,
-                temperature=temperature,
-                link=self.link,
-                order=order,
-                reduction=reduction,
-            )
-        log_probs = mc_log_probs(distribution, z, temperature=temperature, link=self.link, order=order)
+            weights = Weights(weight, class_weight, label_smoothing)
+            weights.check(features.shape[:-1], self.num_classes, self.link)
+            return mc_nll(distribution, z, checked, link=self.link, reduction=reduction, weights=weights, **options)
+        log_probs = mc_log_probs(distribution, z, link=self.link, **options)
         # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
         return log_probs if _under_autocast(features) else log_probs.to(features.dtype)
 
     def loss(
         self,
         features: Tensor,
-        targets: Tensor,
+        targets: TargetsLike,
         reduction: str = "mean",
         *,
+        weight: Tensor | None = None,
+        class_weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
@@ -183,6 +191,9 @@ class Head(nn.Module):
             features,
             targets,
             reduction=reduction,
+            weight=weight,
+            class_weight=class_weight,
+            label_smoothing=label_smoothing,
             num_samples=num_samples,
             generator=generator,
             noise=noise,
@@ -200,43 +211,55 @@ class Head(nn.Module):
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
         order: Order | None = None,
+        tolerance: float = TOLERANCE,
     ) -> Prediction:
         """Averaged probabilities with their uncertainty; without gradients.
 
         Args:
             features: [..., D]
             top_k: only the k most probable classes; None for all K.
-            method: "mc" averages over samples; "deterministic" leaves the noise out.
+            method: "mc" averages over samples; "deterministic" leaves the noise out; "mean_field", "probit" and
+                "taylor" average over it without samples, approximately (`hetxl.functional.approximations`).
             num_samples: S for this call, `eval_samples` without.
             generator: where the draws come from; torch's default generator without.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation.
+            tolerance: with top_k and many classes, only classes that matter are sampled; this much probability may be
+                left out, by estimate (`Prediction.left_out`). 0 samples all classes.
         """
         self._check_features(features)
         one_of("method", method, METHODS)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
-        logits, z, order = self._sampling(features, self.eval_samples, num_samples, generator, noise, order)
-        sampled = logits
-        if method == "deterministic" or z is None:
-            sampled, z, method = logits.without_noise(), None, "deterministic"
+        if self.covariance is None:
+            method = "deterministic"
+        if method == "mc":
+            logits, z = self._sampling(features, self.eval_samples, num_samples, generator, noise, order)
+        else:
+            logits, z = self._distribution(features), None
         temperature = self.temperature()
-        log_probs, entropy, expected_entropy = mc_predict(
-            sampled, z, temperature=temperature, link=self.link, order=order
+        summary = mc_predict(
+            logits,
+            z,
+            temperature=temperature,
+            link=self.link,
+            method=method,
+            top_k=top_k,
+            tolerance=tolerance,
+            order=order,
+            memory_budget=self.memory_budget,
         )
-        indices = None
-        if top_k is not None:
-            log_probs, indices = log_probs.topk(top_k)
         return Prediction(
-            probs=log_probs.exp(),
-            log_probs=log_probs,
-            indices=indices,
-            entropy=entropy,
-            expected_entropy=expected_entropy,
+            probs=summary.log_probs.exp(),
+            log_probs=summary.log_probs,
+            indices=summary.indices,
+            entropy=summary.entropy,
+            expected_entropy=summary.expected_entropy,
+            left_out=summary.left_out,
             temperature=temperature,
             logits=logits,
             method=method,
-            num_samples=None if z is None else z.shape[-2],
+            num_samples=z.shape[-2] if method == "mc" and z is not None else None,
         )
 
     def logit_distribution(self, features: Tensor) -> LogitDistribution:
@@ -272,8 +295,8 @@ class Head(nn.Module):
         generator: torch.Generator | None,
         noise: Tensor | None,
         order: Order | None,
-    ) -> tuple[LogitDistribution, Tensor | None, Order]:
-        """The distribution, the normals [..., S, Q] (None without noise) and the order for one call."""
+    ) -> tuple[LogitDistribution, Tensor | None]:
+        """The distribution and the normals [..., S, Q] for one call; None without noise."""
         if order is not None:
             one_of("order", order, ORDERS)
         if num_samples is not None:
@@ -283,12 +306,19 @@ class Head(nn.Module):
             samples = noise.shape[-2]
         distribution = self._distribution(features)
         if distribution.noise is None:
-            return distribution, None, "samples"
+            return distribution, None
         z = self._draw(features, distribution.noise, samples, generator) if noise is None else noise
-        return distribution, z.to(features.dtype), order or choose_order(distribution, samples)
+        return distribution, z.to(features.dtype)
 
     def _draw(self, features: Tensor, noise: GaussianNoise, samples: int, generator: torch.Generator | None) -> Tensor:
         """Standard normals [..., S, Q], in at least float32."""
+        if generator is not None and torch._C._current_graph_task_id() != -1:
+            # A forward pass inside a backward pass: activation checkpointing, which restores torch's default generator
+            # before it recomputes, and no other.
+            raise RuntimeError(
+                "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
+                "Leave generator out, or pass the normals themselves as noise="
+            )
         batch_shape = features.shape[:-1]
         z = draw_normals(
             SAMPLERS[self.sampler] if isinstance(self.sampler, str) else self.sampler,

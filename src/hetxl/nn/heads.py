@@ -24,6 +24,7 @@ class HeadOptions(TypedDict, total=False):
     train_samples: int
     eval_samples: int
     sampler: str | Sampler
+    memory_budget: int | None
     bias: bool
     bias_init: float | None
     classifier: nn.Module | Callable[[Tensor], Tensor] | None

@@ -1,6 +1,7 @@
 """The temperature τ that divides the logits: fixed, or learned within bounds."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,9 @@ class LearnedTemperature(nn.Module):
             raise ValueError(
                 f"init must lie strictly between low={self.low:g} and high={self.high:g}, found {self.init:g}"
             )
-        self.raw = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        # One element, not a scalar: FSDP shards parameters along their first dimension.
+        self.raw = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.register_load_state_dict_pre_hook(_take_scalar)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -67,11 +70,18 @@ class LearnedTemperature(nn.Module):
 
     def forward(self) -> Tensor:
         """τ, a scalar tensor."""
-        return (self.high - self.low) * torch.sigmoid(accumulate(self.raw)) + self.low
+        return (self.high - self.low) * torch.sigmoid(accumulate(self.raw)).reshape(()) + self.low
 
     def extra_repr(self) -> str:
         """The bounds as shown when the module is printed."""
         return f"low={self.low:g}, high={self.high:g}, init={self.init:g}"
+
+
+def _take_scalar(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Let a state dict hold t as a scalar, as other implementations store it."""
+    name = f"{prefix}raw"
+    if name in state_dict and state_dict[name].dim() == 0:
+        state_dict[name] = state_dict[name].reshape(1)
 
 
 def as_temperature(temperature: float | nn.Module) -> nn.Module:

@@ -1,0 +1,140 @@
+"""The fused Monte Carlo engine: the two primitives without a tensor of all samples.
+
+`plan` chooses what is lifted and how the work is cut into blocks; `rows` makes the rows of logits that all samples of
+an example are mixtures of, and takes their gradients back; `softmax` and `sigmoid` average over samples; `evaluate`
+goes through the blocks; `autograd` makes it differentiable, and `predict` goes through them without gradients, with
+`prune` for predictions of the top classes.
+"""
+
+import torch
+from torch import Tensor
+
+from hetxl.functional import reference
+from hetxl.functional.distribution import LogitDistribution, Order, choose_order
+from hetxl.functional.engine.autograd import Fused, Job, LogProbsJob, NllJob
+from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
+from hetxl.functional.engine.plan import Plan, plan
+from hetxl.functional.engine.predict import Summary, mc_predict
+from hetxl.functional.engine.setup import fusable, plan_for, product_precision
+from hetxl.functional.links import Link
+from hetxl.functional.targets import Targets
+from hetxl.functional.weighting import UNWEIGHTED, Weights, coefficients, inverse, reduce_losses
+
+__all__ = ["Plan", "Summary", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
+
+
+# Both primitives leave a graph that is being compiled, which is taken up again after them: going through blocks is
+# Python's business.
+@torch.compiler.disable()
+def mc_log_probs(
+    distribution: LogitDistribution,
+    z: Tensor | None,
+    *,
+    temperature: Tensor | float,
+    link: Link,
+    order: Order | None = None,
+    memory_budget: int | None = None,
+) -> Tensor:
+    """Log-probabilities averaged over samples, differentiable, in O(B·K) memory.
+
+        probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
+        return probs.log()                                                   # sigmoid: logit(probs)
+
+    Args:
+        distribution: over the logits, [..., K].
+        z: [..., S, Q] or [S, Q] standard normals; None without noise.
+        temperature: τ
+        link: "softmax" or "sigmoid"
+        order: "samples" or "factors" to force one; the plan chooses without.
+        memory_budget: bytes of working memory, see `plan`.
+
+    Returns:
+        [..., K] log-probabilities; for the sigmoid link the logits of the mean probabilities.
+    """
+    if z is None:
+        distribution = distribution.without_noise()
+    if not fusable(distribution, z):
+        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
+        return reference.mc_log_probs(distribution, z, temperature=temperature, link=link, order=plain)
+    inputs = gather_inputs(distribution, z, temperature)
+    out = _run(LogProbsJob(inputs, plan_for(inputs, link, order, memory_budget), product_precision(inputs), link))
+    if link == "sigmoid":
+        out = out[0] - out[1]
+    return out.view(*batch_shape_of(distribution, z), out.shape[-1])
+
+
+@torch.compiler.disable()
+def mc_nll(
+    distribution: LogitDistribution,
+    z: Tensor | None,
+    targets: Targets,
+    *,
+    temperature: Tensor | float,
+    link: Link,
+    order: Order | None = None,
+    reduction: str = "mean",
+    weights: Weights = UNWEIGHTED,
+    memory_budget: int | None = None,
+) -> Tensor:
+    """Negative log-likelihood of the targets under the averaged probabilities, with its gradients, block by block.
+
+        probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
+        return -probs.log().gather(-1, ids)                                  # sigmoid: summed binary cross-entropy
+
+    Class ids (softmax) and labels in any form (sigmoid) take memory for a block only; rows of probabilities and label
+    smoothing (softmax) take O(B·K), as the rows themselves do.
+
+    Args:
+        distribution: over the logits, [..., K].
+        z: [..., S, Q] or [S, Q] standard normals; None without noise.
+        targets: ids [...], dense [..., K] or lists.
+        temperature: τ
+        link: "softmax" or "sigmoid"
+        order: "samples" or "factors" to force one; the plan chooses without.
+        reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
+        weights: of examples and classes, and label smoothing.
+        memory_budget: bytes of working memory, see `plan`.
+
+    Returns:
+        A scalar, or [...] for reduction "none" (0 where an example does not count).
+    """
+    if z is None:
+        distribution = distribution.without_noise()
+    options = {"temperature": temperature, "link": link}
+    if not fusable(distribution, z):
+        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
+        return reference.mc_nll(distribution, z, targets, order=plain, reduction=reduction, weights=weights, **options)
+    batch_shape = batch_shape_of(distribution, z)
+    if link == "softmax" and (targets.ids is None or weights.smoothing):
+        log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, **options)
+        factor, normaliser = weights.factors(targets, batch_shape, link, log_probs)
+        losses = -(coefficients(targets, weights, log_probs.shape[-1], log_probs) * log_probs).sum(-1)
+        return reduce_losses(losses, factor, normaliser, reduction)
+
+    inputs = gather_inputs(distribution, z, temperature)
+    factor, normaliser = weights.factors(targets, batch_shape, link, inputs.temperature)
+    if reduction == "mean":
+        factor = factor * inverse(normaliser)
+    job = NllJob(
+        inputs,
+        plan_for(inputs, link, order, memory_budget),
+        product_precision(inputs),
+        link,
+        targets=_flattened(targets),
+        factor=factor.flatten().detach(),
+        weights=weights,
+        scalar=reduction != "none",
+    )
+    out = _run(job)
+    return out if job.scalar else out.view(batch_shape)
+
+
+def _run(job: Job) -> Tensor:
+    return Fused.apply(job, *job.inputs.tensors())
+
+
+def _flattened(targets: Targets) -> Targets:
+    """Targets of a batch [...] as those of [B]."""
+    ids = None if targets.ids is None else targets.ids.flatten()
+    dense = None if targets.dense is None else targets.dense.reshape(-1, targets.dense.shape[-1])
+    return Targets(ids, dense, targets.lists)

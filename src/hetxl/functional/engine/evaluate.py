@@ -1,0 +1,266 @@
+"""Going through the blocks of a plan: losses with their gradients, and log-probabilities with theirs."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hetxl.functional.engine.inputs import Inputs
+from hetxl.functional.engine.plan import CACHED_LOGITS, Plan
+from hetxl.functional.engine.rows import Gradients, RowBlock, row_block
+from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
+from hetxl.functional.engine.softmax import (
+    MeanLogProbs,
+    Mixer,
+    Normalisers,
+    factors_nll,
+    log_probs_gradient,
+    log_softmax_and_entropy,
+    log_softmax_columns,
+    samples_nll,
+    subtract_at_targets,
+)
+from hetxl.functional.links import log_mean_exp
+
+NONE: frozenset[str] = frozenset()
+
+
+def _slices(total: int, block: int) -> Iterator[slice]:
+    for start in range(0, total, block):
+        yield slice(start, min(start + block, total))
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _mixing(inputs: Inputs, examples: slice) -> Tensor:
+    """z̃ = [1, z] / τ of some examples, [n, S, Q + 1]."""
+    assert inputs.z is not None
+    z = inputs.z[examples].to(inputs.wide)
+    return torch.cat((z.new_ones(*z.shape[:2], 1), z), dim=-1) / inputs.temperature
+
+
+class Evaluation:
+    """One pass of an evaluation over its blocks.
+
+    Args:
+        inputs: the tensors, free of gradients.
+        plan: the blocks.
+        products: precision of the matrix products.
+        needed: names of the inputs that need a gradient.
+    """
+
+    def __init__(self, inputs: Inputs, plan: Plan, products: torch.dtype, needed: frozenset[str] = NONE):
+        self.inputs, self.plan, self.products = inputs, plan, products
+        self.gradients = Gradients(inputs, needed)
+        self.backward = bool(needed)
+        self.classes = slice(0, inputs.num_classes)
+        self.like = torch.empty(0, dtype=inputs.wide, device=inputs.temperature.device)
+
+    def blocks(self) -> Iterator[tuple[slice, RowBlock]]:
+        """The examples in blocks, each with its rows; what a block gathered goes back to the inputs after it."""
+        for examples in _slices(self.inputs.batch, self.plan.batch_block):
+            rows = row_block(self.inputs, examples, self.plan.order, self.products, self.gradients)
+            yield examples, rows
+            if self.backward:
+                rows.finish()
+
+    def softmax_nll(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """−log p̄[y], [B]; gradients of Σ weights · loss are added to `gradients`.
+
+        Args:
+            ids: [B]
+            weights: [B]
+        """
+        losses = self.like.new_empty(self.inputs.batch)
+        if self.plan.passes == 2:
+            self._softmax_nll_in_two_passes(ids, weights, losses)
+        elif self.plan.order == "samples":
+            for examples, block in self.blocks():
+                logits = block.lift(self.classes).div_(self.inputs.temperature)
+                losses[examples] = samples_nll(logits, ids[examples], weights[examples] if self.backward else None)
+                if self.backward:
+                    block.backward(self.classes, logits.div_(self.inputs.temperature))
+        else:
+            self._factors_nll(ids, weights, losses)
+        return losses
+
+    def _factors_nll(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
+        mixer = self._mixer(self.inputs.num_classes)
+        for examples, block in self.blocks():
+            rows = block.lift(self.classes)  # [K, n, P]
+            mixing = _mixing(self.inputs, examples)
+            for group, inside in self._groups(examples):
+                mixer.start(rows[:, inside])
+                losses[group], scale = factors_nll(
+                    mixer, mixing[inside], ids[group], self.plan.sample_block, self.backward
+                )
+                if self.backward:
+                    torch.mul(mixer.gradient(), (scale * weights[group]).unsqueeze(-1), out=rows[:, inside])
+            if self.backward:
+                block.backward(self.classes, rows)
+
+    def _mixer(self, classes: int) -> Mixer:
+        return Mixer(self.plan.group, classes, self.plan.rows, self.plan.sample_block, self.like)
+
+    def _groups(self, examples: slice) -> Iterator[tuple[slice, slice]]:
+        """The examples of a block in groups: where each is in the batch, and where in the block."""
+        for inside in _slices(_length(examples), self.plan.group):
+            yield slice(examples.start + inside.start, examples.start + inside.stop), inside
+
+    def _softmax_nll_in_two_passes(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
+        """The classes in blocks: a first pass for the normalisers, a second for the gradients."""
+        mixer = self._mixer(self.plan.class_block) if self.plan.order == "factors" else None
+        for examples, block in self.blocks():
+            labels = ids[examples]
+            normalisers = Normalisers(self.like, _length(examples), self.inputs.samples)
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
+                    normalisers.add(logits, labels, samples, classes.start)
+            normaliser, log_p = normalisers.finished()
+            losses[examples] = -log_mean_exp(log_p, dim=-1)
+            if not self.backward:
+                continue
+            share = log_p.softmax(-1) * weights[examples].unsqueeze(-1)  # [n, S]
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                for samples, logits, mixing in self._sampled(block, mixer, examples, classes):
+                    logits.sub_(normaliser[:, None, samples]).exp_()  # p_s, [n, k, s]
+                    if mixer is not None and mixing is not None:
+                        mixer.add(logits, mixing * share[:, samples].unsqueeze(-1))
+                        continue
+                    gradient = logits.mul_(share.unsqueeze(1)).transpose(0, 1)
+                    subtract_at_targets(gradient, labels, share, classes.start)
+                    block.backward(classes, gradient.div_(self.inputs.temperature))
+                if mixer is not None:
+                    at_target = (_mixing(self.inputs, examples) * share.unsqueeze(-1)).sum(1)  # [n, P]
+                    subtract_at_targets(mixer.gradient(), labels, at_target, classes.start)
+                    block.backward(classes, mixer.gradient())
+
+    def _sampled(
+        self, block: RowBlock, mixer: Mixer | None, examples: slice, classes: slice
+    ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """Sampled logits [n, k, s] of some classes in blocks of samples, each with its mixing."""
+        rows = block.lift(classes)
+        if mixer is None:
+            yield slice(0, rows.shape[2]), rows.div_(self.inputs.temperature).transpose(0, 1), None
+            return
+        mixing = _mixing(self.inputs, examples)
+        mixer.start(rows)
+        for samples in _slices(self.inputs.samples, self.plan.sample_block):
+            yield samples, mixer.sample(mixing[:, samples]), mixing[:, samples]
+
+    def softmax_log_probs(self, entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """log p̄, [B, K], and if asked for the mean entropy of the samples, [B]."""
+        out = self.like.new_empty(self.inputs.batch, self.inputs.num_classes)
+        expected = self.like.new_zeros(self.inputs.batch)
+        if self.plan.passes == 2:
+            self._log_probs_in_two_passes(out, expected)
+            return out, expected
+        scratch = self.like.new_empty(0)
+        for examples, block in self.blocks():
+            rows = block.lift(self.classes)
+            for group, inside in self._groups(examples):
+                mean = MeanLogProbs(self.like, _length(group), self.inputs.num_classes)
+                for logits, _ in self._mixed(rows[:, inside], group):
+                    if not entropy:
+                        mean.add(log_softmax_columns(logits))
+                        continue
+                    if scratch.numel() < logits.numel():
+                        scratch = self.like.new_empty(logits.numel())
+                    log_probs, entropies = log_softmax_and_entropy(logits, scratch)
+                    expected[group] += entropies.sum(-1) / self.inputs.samples
+                    mean.add(log_probs)
+                out[group] = mean.finished()
+        return out, expected
+
+    def _log_probs_in_two_passes(self, out: Tensor, expected: Tensor) -> None:
+        """The classes in blocks: a first pass for the normalisers, a second for the means."""
+        mixer = self._mixer(self.plan.class_block) if self.plan.order == "factors" else None
+        for examples, block in self.blocks():
+            nobody = torch.full((_length(examples),), -1, device=self.like.device)
+            normalisers = Normalisers(self.like, _length(examples), self.inputs.samples)
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
+                    normalisers.add(logits, nobody, samples, classes.start)
+            normaliser, _ = normalisers.finished()
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                mean = MeanLogProbs(self.like, _length(examples), _length(classes))
+                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
+                    logits.sub_(normaliser[:, None, samples])
+                    expected[examples] -= (logits.exp() * logits).sum((1, 2)) / self.inputs.samples
+                    mean.add(logits)
+                out[examples, classes] = mean.finished()
+
+    def softmax_log_probs_backward(self, log_probs: Tensor, gradient: Tensor) -> None:
+        """Gradients from that of log p̄, both [B, K]; they are added to `gradients`."""
+        for examples, block in self.blocks():
+            rows = block.lift(self.classes)  # [K, n, P], overwritten by its gradient group by group
+            for group, inside in self._groups(examples):
+                for logits, mixing in self._mixed(rows[:, inside], group):
+                    found = log_probs_gradient(
+                        log_softmax_columns(logits), log_probs[group], gradient[group], self.inputs.samples
+                    )
+                    if mixing is None:
+                        rows[:, inside] = found.div_(self.inputs.temperature).transpose(0, 1)
+                    else:
+                        self._shared_mixer.add(found, mixing)
+                if self.plan.order == "factors":
+                    rows[:, inside] = self._shared_mixer.gradient()
+            block.backward(self.classes, rows)
+
+    def _mixed(self, rows: Tensor, group: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Sampled logits [g, K, s] of a group and their mixing, from its rows [K, g, P]."""
+        if self.plan.order == "samples":
+            yield rows.div_(self.inputs.temperature).transpose(0, 1), None
+            return
+        mixing = _mixing(self.inputs, group)
+        self._shared_mixer.start(rows)
+        for samples in _slices(self.inputs.samples, self.plan.sample_block):
+            part = mixing[:, samples]
+            yield self._shared_mixer.sample(part), part
+
+    @cached_property
+    def _shared_mixer(self) -> Mixer:
+        return self._mixer(self.inputs.num_classes)
+
+    def sigmoid(self, visit: Callable[[slice, slice, MeanSigmoid], Tensor | None], entropy: bool = False) -> None:
+        """Go through examples and classes; `visit` gets their means [k, n] and answers with the factor [k, n] that
+        turns σ(u) σ(−u) into the gradient of u, or None for no gradients."""
+        for examples, block in self.blocks():
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                rows = block.lift(classes)  # [k, n, P]
+                if self.plan.order == "samples":
+                    logits = rows.div_(self.inputs.temperature)
+                    factor = visit(examples, classes, mean_sigmoid_rows(logits, self.backward, entropy))
+                    if factor is not None:
+                        gradient = logits.mul_(factor.unsqueeze(-1)).div_(self.inputs.temperature)
+                        block.backward(classes, gradient)
+                    continue
+                self._sigmoid_of_factors(visit, examples, classes, rows, entropy)
+                if self.backward:
+                    block.backward(classes, rows)
+
+    def _sigmoid_of_factors(
+        self,
+        visit: Callable[[slice, slice, MeanSigmoid], Tensor | None],
+        examples: slice,
+        classes: slice,
+        rows: Tensor,
+        entropy: bool,
+    ) -> None:
+        """One example at a time, its classes in cache-sized blocks; rows are overwritten by their gradients."""
+        mixing = _mixing(self.inputs, examples)
+        step = max(16, CACHED_LOGITS // self.inputs.samples)
+        for example in range(_length(examples)):
+            place = slice(examples.start + example, examples.start + example + 1)
+            z = mixing[example]  # [S, P]
+            buffer = self.like.new_empty(min(step, rows.shape[0]), z.shape[0])
+            for part in _slices(rows.shape[0], step):
+                of_all = slice(classes.start + part.start, classes.start + part.stop)
+                logits = torch.mm(rows[part, example], z.T, out=buffer[: _length(part)])  # [k, S]
+                means = mean_sigmoid_rows(logits.unsqueeze(1), self.backward, entropy)
+                factor = visit(place, of_all, means)
+                if factor is not None:
+                    torch.mul(logits @ z, factor, out=rows[part, example])

@@ -1,0 +1,182 @@
+"""How an evaluation is cut into blocks, chosen from its sizes before it starts."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from hetxl.functional._checks import integer_at_least, one_of
+from hetxl.functional.distribution import ORDERS, Order
+from hetxl.functional.links import Link
+
+DEFAULT_BUDGET = 256 * 2**20
+"""Bytes for the engine's working memory: blocks of rows, their gradients and the sampled logits."""
+
+CACHED_LOGITS = 2**21
+"""Sampled logits worked on at a time: few enough to stay in a processor's cache from one operation to the next."""
+
+GROUPED_ROWS = 512
+"""Rows that make a product with W efficient; more at a time gain nothing."""
+
+LiftCost = Literal["product", "copy"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and what it is expected to cost. Printing it tells the reasons.
+
+    Attributes:
+        order: "samples" or "factors", what goes through the lift.
+        rows: P, rows of logits for each example: S or Q + 1.
+        batch_block: examples whose rows exist at a time.
+        group: examples whose sampled logits exist at a time.
+        sample_block: samples whose logits exist at a time.
+        class_block: classes whose rows exist at a time; K for all.
+        passes: 1, or 2 when the classes are gone through twice: once for the normalisers, once for the gradients.
+        flops: floating-point operations of loss and gradients, multiplications and additions counted separately.
+        bytes: working memory beyond inputs and gradients.
+        budget: the bytes it was allowed.
+        sizes: B, D, K, N, Q and S that it was made for.
+    """
+
+    order: Order
+    rows: int
+    batch_block: int
+    group: int
+    sample_block: int
+    class_block: int
+    passes: int
+    flops: int
+    bytes: int
+    budget: int
+    sizes: dict[str, int]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={value:,}" for name, value in self.sizes.items())
+        lifted = f"{self.rows:,} rows an example go through the lift"
+        classes = "all classes" if self.class_block >= self.sizes["K"] else f"{self.class_block:,} classes"
+        return (
+            f"{self.order} first for {sizes}: {lifted}; blocks of {self.batch_block:,} examples and {classes}, sampled "
+            f"logits of {self.group:,} × {self.sample_block:,} samples, {self.passes} pass"
+            f"{'es' if self.passes > 1 else ''} over the classes; {self.flops / 1e9:,.1f} GFLOP, "
+            f"{self.bytes / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+        )
+
+
+def plan(
+    batch: int,
+    in_features: int,
+    num_classes: int,
+    noise_features: int,
+    size: int,
+    num_samples: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    linear: bool = True,
+    lift: LiftCost = "product",
+    link: Link = "softmax",
+    order: Order | None = None,
+    memory_budget: int | None = None,
+) -> Plan:
+    """Choose the order of evaluation and the sizes of its blocks.
+
+    Args:
+        batch: B
+        in_features: D
+        num_classes: K
+        noise_features: N; 0 without noise.
+        size: Q, rows of the basis; 0 without noise.
+        num_samples: S
+        dtype: of the features; sums are at least float32.
+        device: a cache-sized block of samples is for CPUs; others get what the budget allows.
+        linear: whether noise passes a lift that is known to be linear; samples-first otherwise.
+        lift: "product" for a lift through W or W′, "copy" for HET and HET-H, whose lift costs nothing.
+        link: "softmax" or "sigmoid"
+        order: to force one.
+        memory_budget: bytes of working memory; 256 MiB unless stated. One example and one class always go.
+    """
+    budget = DEFAULT_BUDGET if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
+    if order is not None:
+        one_of("order", order, ORDERS)
+        if order == "factors" and not linear:
+            raise ValueError('order="factors" needs a linear classifier; this one is opaque: use order="samples"')
+    if not size:
+        order = "samples"
+    width = 8 if dtype == torch.float64 else 4
+    samples = num_samples if size else 1
+    lift_row = (noise_features or in_features) * num_classes if lift == "product" else num_classes
+    mixing = samples * (size + 1) * num_classes
+    cost = {"samples": samples * lift_row, "factors": (size + 1) * lift_row + mixing}
+    if lift == "copy":  # drawing in logit space costs what mixing costs, and leaves more to go back through
+        cost["samples"] += samples * max(size - 1, 0) * num_classes
+    if order is None:
+        prefers_factors = cost["factors"] < cost["samples"] or (lift == "copy" and samples > size)
+        order = "factors" if linear and size and prefers_factors else "samples"
+    rows = size + 1 if order == "factors" else samples
+    blocks = _blocks(order, link, batch, num_classes, rows, samples, width, budget, torch.device(device).type == "cpu")
+    # Forward in each pass, and back to the rows and to W; the mean logits go through W by themselves in HET and HET-H.
+    products = batch * in_features * num_classes if lift == "copy" else batch * rows * lift_row
+    flops = 2 * ((2 + blocks.passes) * products)
+    if order == "factors" or lift == "copy":
+        flops += 2 * (1 + blocks.passes) * batch * mixing
+    return Plan(
+        order=order,
+        rows=rows,
+        batch_block=blocks.batch,
+        group=blocks.group,
+        sample_block=blocks.samples,
+        class_block=blocks.classes,
+        passes=blocks.passes,
+        flops=flops,
+        bytes=blocks.bytes,
+        budget=budget,
+        sizes={"B": batch, "D": in_features, "K": num_classes, "N": noise_features, "Q": size, "S": num_samples},
+    )
+
+
+class _Blocks(NamedTuple):
+    batch: int
+    group: int
+    samples: int
+    classes: int
+    passes: int
+    bytes: int
+
+
+def _blocks(
+    order: Order, link: Link, batch: int, classes: int, rows: int, samples: int, width: int, budget: int, cached: bool
+) -> _Blocks:
+    """The sizes of the blocks, and the bytes they take."""
+    batch, samples = max(batch, 1), max(samples, 1)
+    by_rows = min(batch, -(-GROUPED_ROWS // rows))
+    if order == "samples":
+        # The rows are the sampled logits: all of an example's at once, and worked on in place.
+        column = width * rows * (2 if link == "sigmoid" else 1)  # bytes for one class of one example
+        fitting = budget // (column * classes)
+        wanted = min(batch, max(by_rows, CACHED_LOGITS // (classes * rows)))
+        if fitting >= min(wanted, -(-64 // rows)):  # fewer than 64 rows at a time would leave W's bandwidth the limit
+            block = max(1, min(wanted, fitting))
+            return _Blocks(block, block, samples, classes, 1, column * classes * block)
+        class_block = min(classes, max(1, budget // (column * by_rows)))
+        passes = 1 if link == "sigmoid" else 2
+        return _Blocks(by_rows, by_rows, samples, class_block, passes, column * class_block * by_rows)
+
+    if link == "sigmoid":  # classes are independent: a block of them is finished with all its samples in one pass
+        sampled = 3 * width * max(CACHED_LOGITS, samples)
+        fitting = max(budget - sampled, 0) // (width * classes * rows)
+        block = max(1, min(by_rows, fitting))
+        class_block = classes if fitting >= 1 else max(1, (budget - sampled) // (width * rows))
+        return _Blocks(block, 1, samples, class_block, 1, sampled + width * class_block * block * rows)
+    # Whole vectors of samples: reductions over the classes are several times slower for other widths.
+    sample_block = min(samples, max(32, CACHED_LOGITS // classes // 32 * 32) if cached else samples)
+    group = max(1, min(batch, CACHED_LOGITS // (classes * sample_block)))
+    shared = width * classes * group * (2 * rows + sample_block)  # a copy of the rows, their gradients, the logits
+    fitting = (budget - shared) // (width * classes * rows)
+    if fitting >= group:
+        block = min(max(group, min(by_rows, fitting) // group * group), batch)
+        return _Blocks(block, group, sample_block, classes, 1, shared + width * classes * block * rows)
+    # Not even one example's rows fit: go through the classes in blocks, twice.
+    column = width * (3 * rows + sample_block)
+    class_block = min(classes, max(1, budget // column))
+    return _Blocks(1, 1, sample_block, class_block, 2, column * class_block)

@@ -1,0 +1,240 @@
+"""Softmax, block by block: the loss of hard labels with its gradients in one pass, and log-probabilities.
+
+For one example, with u_s the logits of sample s (already divided by τ), p_s their softmax and y the label,
+
+    loss = −(logsumexp_s log p_s[y] − log S)          d loss / d u_s = w_s (p_s − onehot(y)),  w_s = p_s[y] / Σ p_s′[y].
+
+In factors-first u = M z̃ᵀ with z̃ = [1, z] / τ, so d loss / d M = Σ_s w_s (p_s − onehot(y)) z̃_sᵀ. The weights w need all
+samples; they are carried relative to the largest log p_s[y] so far, and the sums rescaled when it grows.
+
+Sampled logits are class-major, [g, k, s] for g examples: both products with them then run along their rows, and the
+reductions over classes run over whole vectors of samples.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hetxl.functional.links import log_mean_exp
+
+
+def exp_columns(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """exp(logits − max) in place, and the maximum and the sum over the classes, which are dimension `dim`."""
+    top = logits.amax(dim, keepdim=True)
+    logits.sub_(top).exp_()
+    return top.squeeze(dim), logits.sum(dim)
+
+
+class Mixer:
+    """u = M z̃ᵀ for a group of examples and a block of samples, and back, in buffers that are used again.
+
+    Args:
+        group: how many examples at most.
+        classes: how many classes at most.
+        rows: P
+        samples: how many samples at most.
+        like: a tensor of the precision and device of the sums.
+    """
+
+    def __init__(self, group: int, classes: int, rows: int, samples: int, like: Tensor):
+        self.logits = like.new_empty(group * classes * samples)
+        self.rows = like.new_empty(group, classes, rows)
+        self.sums: Tensor | None = None
+        self.first = True
+
+    def start(self, rows: Tensor) -> None:
+        """Take the rows [k, g, P] of a group."""
+        classes, group, _ = rows.shape
+        # A copy, because products with contiguous rows are much faster than with every n-th.
+        self.current = self.rows[:group, :classes].copy_(rows.transpose(0, 1))
+        self.first = True
+
+    def sample(self, mixing: Tensor) -> Tensor:
+        """Logits [g, k, s] from z̃ [g, s, P]."""
+        group, classes, _ = self.current.shape
+        out = self.logits[: group * classes * mixing.shape[1]].view(group, classes, mixing.shape[1])
+        if group == 1:  # one product is faster than a batch of one
+            torch.mm(self.current[0], mixing[0].T, out=out[0])
+            return out
+        return torch.bmm(self.current, mixing.mT, out=out)
+
+    def add(self, logits: Tensor, mixing: Tensor, kept: Tensor | None = None) -> None:
+        """Add logits [g, k, s] @ z̃ [g, s, P] to the gradients, after scaling what is there by `kept` [g]."""
+        if self.sums is None:
+            self.sums = torch.empty_like(self.rows)
+        sums = self.sums[: self.current.shape[0], : self.current.shape[1]]
+        if self.first:
+            torch.bmm(logits, mixing, out=sums)
+        else:
+            if kept is not None:
+                sums.mul_(kept.view(-1, 1, 1))
+            if len(sums) == 1:
+                sums[0].addmm_(logits[0], mixing[0])
+            else:
+                sums.baddbmm_(logits, mixing)
+        self.first = False
+
+    def gradient(self) -> Tensor:
+        """What was added since `start`, [k, g, P]; good until the next."""
+        assert self.sums is not None
+        return self.sums[: self.current.shape[0], : self.current.shape[1]].transpose(0, 1)
+
+
+def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, backward: bool) -> tuple[Tensor, Tensor]:
+    """−log p̄[y] of the group a mixer holds, in one pass over the samples; its gradients are left in the mixer.
+
+        u = mixing @ rows                                        # [g, S, K]
+        loss = -(logsumexp(log_softmax(u, -1)[y], -1) - log(S))  # [g]
+
+    Args:
+        mixer: with the rows M of all classes.
+        mixing: z̃, [g, S, P]
+        ids: y, [g]
+        sample_block: how many samples at a time.
+        backward: whether gradients are wanted.
+
+    Returns:
+        losses: [g]
+        scale: [g], by which the mixer's gradients are to be multiplied.
+    """
+    group, samples, width = mixing.shape
+    top = mixing.new_full((group,), -math.inf)
+    total = mixing.new_zeros(group)
+    at_target = mixing.new_zeros(group, width)
+    examples = torch.arange(group, device=ids.device)
+    for start in range(0, samples, sample_block):
+        part = mixing[:, start : start + sample_block]  # [g, s, P]
+        logits = mixer.sample(part)  # [g, K, s]
+        target = logits[examples, ids]  # [g, s], a copy
+        column_top, column_sum = exp_columns(logits, 1)
+        log_p = target - column_top - column_sum.log()  # [g, s]
+        new_top = torch.maximum(top, log_p.amax(-1))
+        kept = (top - new_top).exp()
+        share = (log_p - new_top.unsqueeze(-1)).exp()  # w_s, up to its sum
+        total = total * kept + share.sum(-1)
+        if backward:
+            mixer.add(logits, part * (share / column_sum).unsqueeze(-1), kept)
+            at_target = at_target * kept.unsqueeze(-1) + (part * share.unsqueeze(-1)).sum(1)
+        top = new_top
+    if backward:
+        subtract_at_targets(mixer.gradient(), ids, at_target)
+    return math.log(samples) - top - total.log(), 1 / total
+
+
+def subtract_at_targets(rows: Tensor, ids: Tensor, values: Tensor, start: int = 0) -> None:
+    """rows[y − start, i] −= values[i] for every example i whose label lies in the block: [k, g, P], [g], [g, P]."""
+    inside = ids - start
+    hit = (inside >= 0) & (inside < rows.shape[0])
+    place = (torch.where(hit, inside, 0), torch.arange(len(ids), device=ids.device))
+    rows.index_put_(place, torch.where(hit.unsqueeze(-1), -values, 0.0), accumulate=True)
+
+
+def samples_nll(logits: Tensor, ids: Tensor, weights: Tensor | None) -> Tensor:
+    """−log p̄[y] in samples-first; the sampled logits are overwritten by their gradients if there are weights.
+
+    Args:
+        logits: u, [K, g, S]
+        ids: y, [g]
+        weights: [g], or None for no gradients.
+
+    Returns:
+        [g]
+    """
+    target = logits[ids, torch.arange(len(ids), device=ids.device)]  # [g, S], a copy
+    top, total = exp_columns(logits, 0)  # [g, S]
+    log_p = target - top - total.log()
+    if weights is not None:
+        share = log_p.softmax(-1) * weights.unsqueeze(-1)
+        logits.mul_(share / total)
+        subtract_at_targets(logits, ids, share)
+    return -log_mean_exp(log_p, dim=-1)
+
+
+class Normalisers:
+    """Running maximum and sum over blocks of classes, giving logsumexp over all of them: [g, S].
+
+    The first of two passes over the classes, for when the rows of one example do not fit at once.
+    """
+
+    def __init__(self, like: Tensor, group: int, samples: int):
+        self.top = like.new_full((group, samples), -math.inf)
+        self.total = like.new_zeros(group, samples)
+        self.target = like.new_zeros(group, samples)
+
+    def add(self, logits: Tensor, ids: Tensor, samples: slice, start: int) -> None:
+        """Take the logits [g, k, s] of some samples for the classes from `start` on; they are overwritten."""
+        inside = ids - start
+        hit = (inside >= 0) & (inside < logits.shape[1])
+        found = logits[torch.arange(len(ids), device=ids.device), torch.where(hit, inside, 0)]
+        self.target[:, samples] += torch.where(hit.unsqueeze(-1), found, 0.0)
+        top, total = exp_columns(logits, 1)
+        old_top, old_total = self.top[:, samples], self.total[:, samples]
+        new_top = torch.maximum(old_top, top)
+        self.total[:, samples] = old_total * (old_top - new_top).exp() + total * (top - new_top).exp()
+        self.top[:, samples] = new_top
+
+    def finished(self) -> tuple[Tensor, Tensor]:
+        """logsumexp over the classes and log p_s[y], two of [g, S]."""
+        normaliser = self.top + self.total.log()
+        return normaliser, self.target - normaliser
+
+
+def log_softmax_columns(logits: Tensor) -> Tensor:
+    """log_softmax over the classes, in place of the logits [g, K, s]."""
+    logits.sub_(logits.amax(1, keepdim=True))
+    return logits.sub_(logits.exp().sum(1, keepdim=True).log_())
+
+
+def log_softmax_and_entropy(logits: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """log_softmax over the classes in place of the logits [g, K, s], and the entropies [g, s].
+
+    Args:
+        logits: [g, K, s]; overwritten.
+        scratch: a flat tensor of at least as many elements.
+    """
+    logits.sub_(logits.amax(1, keepdim=True))
+    scaled = torch.exp(logits, out=scratch[: logits.numel()].view(logits.shape))
+    total = scaled.sum(1, keepdim=True)
+    inner = scaled.mul_(logits).sum(1)
+    log_total = total.log()
+    return logits.sub_(log_total), (log_total - inner.unsqueeze(1) / total).squeeze(1)
+
+
+class MeanLogProbs:
+    """log p̄ of every class, [g, K], gathered over blocks of samples without leaving the logarithm."""
+
+    def __init__(self, like: Tensor, group: int, classes: int):
+        self.top = like.new_full((group, classes), -math.inf)
+        self.total = like.new_zeros(group, classes)
+        self.samples = 0
+
+    def add(self, log_probs: Tensor) -> None:
+        """Take log p_s, [g, K, s]; it is overwritten."""
+        new_top = torch.maximum(self.top, log_probs.amax(-1))
+        log_probs.sub_(new_top.unsqueeze(-1)).exp_()
+        self.total.mul_((self.top - new_top).exp_()).add_(log_probs.sum(-1))
+        self.top = new_top
+        self.samples += log_probs.shape[-1]
+
+    def finished(self) -> Tensor:
+        """log p̄, [g, K]"""
+        return self.top + self.total.log() - math.log(self.samples)
+
+
+def log_probs_gradient(log_probs: Tensor, mean: Tensor, gradient: Tensor, samples: int) -> Tensor:
+    """Gradient of the sampled logits from that of log p̄.
+
+    c_ks = G_k p_ks / (S p̄_k);  d u_ks = c_ks − p_ks Σ_j c_js. The ratio is formed in the logarithm: it is at most 1.
+
+    Args:
+        log_probs: log p_s, [g, K, s]; overwritten.
+        mean: log p̄, [g, K]
+        gradient: G, [g, K]
+        samples: S
+
+    Returns:
+        [g, K, s]
+    """
+    shares = (log_probs - (mean + math.log(samples)).unsqueeze(-1)).exp_().mul_(gradient.unsqueeze(-1))
+    return shares.sub_(log_probs.exp_().mul_(shares.sum(1, keepdim=True)))

@@ -1,0 +1,63 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hetxl.functional import IGNORE_INDEX, Affine, LogitDistribution, Targets, Weights, reference
+
+K = 5
+
+
+def loss(logits, targets, link="softmax", reduction="mean", **weights):
+    """The reference loss of given logits [B, K]."""
+    distribution = LogitDistribution(logits, Affine(torch.eye(K, dtype=logits.dtype)))
+    weights = Weights(**weights)
+    weights.check(logits.shape[:-1], K, link)
+    return reference.mc_nll(
+        distribution, None, targets, temperature=1.0, link=link, reduction=reduction, weights=weights
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_options_of_torchs_cross_entropy_mean_the_same(soft, weighted, smoothing, reduction):
+    torch.manual_seed(0)
+    logits = torch.randn(6, K, dtype=torch.float64)
+    classes = torch.rand(K, dtype=torch.float64) if weighted else None
+    targets = (
+        torch.randn(6, K, dtype=torch.float64).softmax(-1) if soft else torch.tensor([0, 1, 4, IGNORE_INDEX, 2, 2])
+    )
+    expected = F.cross_entropy(logits, targets, weight=classes, label_smoothing=smoothing, reduction=reduction)
+    given = Targets(dense=targets) if soft else Targets(ids=targets)
+    found = loss(logits, given, reduction=reduction, classes=classes, smoothing=smoothing)
+    torch.testing.assert_close(found, expected)
+
+
+def test_example_weights_give_the_weighted_mean():
+    logits, ids = torch.randn(4, K), torch.tensor([0, 1, 2, 3])
+    weight = torch.tensor([1.0, 0.0, 2.0, 0.5])
+    each = loss(logits, Targets(ids=ids), reduction="none")
+    torch.testing.assert_close(loss(logits, Targets(ids=ids), example=weight), (each * weight).sum() / weight.sum())
+    torch.testing.assert_close(loss(logits, Targets(ids=ids), reduction="none", example=weight), each * weight)
+
+
+def test_class_weights_of_the_sigmoid_weigh_binary_cross_entropies():
+    logits, labels, classes = torch.randn(4, K), torch.randint(2, (4, K)).float(), torch.rand(K)
+    found = loss(logits, Targets(dense=labels), "sigmoid", classes=classes)
+    expected = F.binary_cross_entropy_with_logits(logits, labels, weight=classes, reduction="sum") / 4
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "link", "message"),
+    [
+        ({"example": torch.ones(3)}, "softmax", r"weight must have shape \[4\], found \[3\]"),
+        ({"classes": torch.ones(4)}, "softmax", r"class_weight must have shape \[5\], found \[4\]"),
+        ({"smoothing": 1.0}, "softmax", r"label_smoothing must be in \[0, 1\), found 1.0"),
+        ({"smoothing": 0.1}, "sigmoid", 'label_smoothing=0.1 is for link="softmax"'),
+    ],
+)
+def test_weights_that_do_not_fit(weights, link, message):
+    with pytest.raises(ValueError, match=message):
+        Weights(**weights).check(torch.Size([4]), K, link)
