@@ -53,7 +53,7 @@ class Head(nn.Module):
         eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
         sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
             `hetxl.functional.samplers`.
-        memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 256 MiB.
+        memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 448 MiB.
         bias: whether a new classifier has one.
         bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
         classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; any
@@ -224,8 +224,8 @@ class Head(nn.Module):
             generator: where the draws come from; torch's default generator without.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation.
-            tolerance: with top_k and many classes, only classes that matter are sampled; this much probability may be
-                left out, by estimate (`Prediction.left_out`). 0 samples all classes.
+            tolerance: with top_k and many classes, only those that matter are sampled by themselves, and the others as
+                one (`Prediction.left_out`); this far off the probabilities may be, by estimate. 0 samples all classes.
         """
         self._check_features(features)
         one_of("method", method, METHODS)

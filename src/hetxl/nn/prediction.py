@@ -26,8 +26,8 @@ class Prediction:
         indices: [..., k] class ids, or None for a prediction over all classes.
         entropy: [...] of the averaged probabilities, in nats; for the sigmoid link summed over the labels.
         expected_entropy: [...] mean entropy of the single samples.
-        left_out: [...] with `top_k`, the estimated probability of classes that were not sampled (sigmoid: the largest
-            probability of any of them, by a few samples); None when all were.
+        left_out: [...] with `top_k`, the estimated probability of classes that were not sampled by themselves, which
+            `probs` accounts for (sigmoid: the largest probability of any of them); None when all were.
         temperature: τ
         logits: the Gaussian over the logits, before the temperature. `logit_variance`, `covariance` and `correlation`
             are computed from it when first read, from the head's weights as they are then.

@@ -86,11 +86,25 @@ def test_the_top_classes_are_those_of_all(variant, link):
     torch.testing.assert_close(pruned.expected_entropy, full.expected_entropy, **tolerance)
 
 
-def test_flat_predictions_get_all_classes():
+def test_flat_predictions_are_right_too():
+    # Nearly everything is outside of the candidates, and weighed as one.
     head = peaked_head("het-xl", "softmax", scale=0.01)
-    features, z = torch.randn(4, 32), None
+    features = torch.randn(4, 32)
     z = normals(head, 4, samples=128, dtype=torch.float32)
     pruned = head.predict(features, top_k=5, noise=z)
+    full = head.predict(features, top_k=5, noise=z, tolerance=0)
+    torch.testing.assert_close(pruned.probs, full.probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pruned.entropy, full.entropy, rtol=1e-3, atol=0)
+    assert (pruned.left_out > 0.9).all()
+
+
+def test_noise_that_no_fit_follows_gets_all_classes():
+    head = peaked_head("het-xl", "softmax")
+    with torch.no_grad():
+        head.covariance.factor.mul_(30)
+    features = torch.randn(4, 32)
+    z = normals(head, 4, samples=128, dtype=torch.float32)
+    pruned = head.predict(features, top_k=5, noise=z, tolerance=1e-6)
     full = head.predict(features, top_k=5, noise=z, tolerance=0)
     torch.testing.assert_close(pruned.probs, full.probs)
     assert torch.equal(pruned.left_out, torch.zeros(4))

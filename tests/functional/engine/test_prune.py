@@ -1,106 +1,98 @@
+import math
+
 import pytest
 import torch
 
 from hetxl.functional.engine.inputs import gather_inputs
 from hetxl.functional.engine.prune import (
-    FEWEST,
     PILOTS,
-    among_candidates,
-    candidate_rows,
+    SIZES,
     choose_candidates,
+    expansion,
     label_entropies_outside,
-    pilot_probs,
     prunable,
+    sampled_with_others,
+    sizes_for,
 )
 from support.cases import make, normals
 
-B, D, K = 3, 5, 40
+K, Q, S = 600, 4, 512
+TAU = 0.8
 
 
-def inputs_of(variant, samples=PILOTS, **options):
-    head = make(variant, D, K, **options)
-    with torch.no_grad():
-        distribution = head.logit_distribution(torch.randn(B, D, dtype=torch.float64))
-    return distribution, gather_inputs(distribution, normals(head, B, samples=samples), 0.7)
+def problem(noise=0.3, peak=6.0, examples=3):
+    """Rows of a few likely classes and many unlikely ones, and mixing weights: [n, K, P] and [n, S, P]."""
+    generator = torch.Generator().manual_seed(0)
+    options = {"generator": generator, "dtype": torch.float64}
+    rows = noise * torch.randn(examples, K, Q + 1, **options)
+    rows[..., 0] = torch.randn(examples, K, **options)
+    rows[:, :5, 0] += peak
+    z = torch.randn(examples, S, Q, **options)
+    return rows, torch.cat((torch.ones(examples, S, 1, dtype=torch.float64), z), -1) / TAU
 
 
-@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("variant", ["het", "het-h", "het-xl", "het-xl-own"])
-def test_pilots_are_the_first_samples(variant, link):
-    distribution, inputs = inputs_of(variant, samples=PILOTS + 5)
-    logits = distribution.sample(inputs.z) / 0.7
-    probs = logits.softmax(-1) if link == "softmax" else logits.sigmoid()
-    with torch.no_grad():
-        pilots = pilot_probs(inputs, torch.float64, link)
-    torch.testing.assert_close(pilots.mT, probs[:, :PILOTS])
+def chosen(rows, mixing, size, tolerance=1e-3, link="softmax"):
+    logits = rows @ mixing[:, :PILOTS].mT
+    probs = logits[..., : PILOTS // 2].softmax(1) if link == "softmax" else logits[..., : PILOTS // 2].sigmoid()
+    classes = probs.mean(-1).topk(size, dim=-1).indices
+    return choose_candidates(rows, mixing, logits[..., PILOTS // 2 :], classes, 5, tolerance, link)
 
 
-@pytest.mark.parametrize("covariance", ["efficient", "low_rank", "full"])
-@pytest.mark.parametrize("variant", ["het", "het-h", "het-xl", "het-xl-own"])
-def test_rows_of_candidates_are_rows_of_all(variant, covariance):
-    distribution, inputs = inputs_of(variant, covariance=covariance)
-    classes = torch.stack([torch.randperm(K)[:6] for _ in range(B)])
-    rows = candidate_rows(inputs, classes, torch.float64)
-    torch.testing.assert_close(rows[..., 0], distribution.mean.gather(-1, classes))
-    index = classes.unsqueeze(1).expand(-1, distribution.size, -1)
-    torch.testing.assert_close(rows[..., 1:].mT, distribution.factors.gather(-1, index))
-    few = among_candidates(inputs, rows).distribution()
-    index = classes.unsqueeze(1).expand(-1, PILOTS, -1)
-    torch.testing.assert_close(few.sample(inputs.z), distribution.sample(inputs.z).gather(-1, index))
+@pytest.mark.parametrize("noise", [0.1, 0.3, 0.5])
+def test_the_weight_of_the_others_is_known_for_samples_nobody_looked_at(noise):
+    rows, mixing = problem(noise)
+    found = chosen(rows, mixing, 128)
+    logits = rows @ mixing.mT  # [n, K, S]
+    exact = logits.scatter(1, found.classes.unsqueeze(-1).expand(-1, -1, S), -math.inf).logsumexp(1)
+    fresh = slice(PILOTS, S)
+    error = (found.weight - exact)[:, fresh]
+    assert error.abs().mean() < 0.05 * max(1.0, float(exact[:, fresh].std()))
 
 
-def pilots_with(mass, classes=4096):
-    """Two examples whose first `FEWEST` classes hold `mass` under every pilot."""
-    probs = torch.full((2, classes), (1 - mass) / (classes - FEWEST))
-    probs[:, :FEWEST] = mass / FEWEST
-    return probs.unsqueeze(-1).repeat(1, 1, PILOTS)
-
-
-def test_few_candidates_when_they_hold_nearly_everything():
-    found = choose_candidates(pilots_with(0.9999), top_k=5, tolerance=1e-3, link="softmax")
+@pytest.mark.parametrize("noise", [0.1, 0.3, 0.5])
+def test_probabilities_of_candidates_are_those_among_all(noise):
+    rows, mixing = problem(noise)
+    found = chosen(rows, mixing, 128)
     assert found.enough.all()
-    assert found.classes.shape == (2, FEWEST)
-    torch.testing.assert_close(found.left_out, torch.full((2,), 1e-4), rtol=0, atol=1e-5)
+    logits = rows @ mixing.mT
+    probs = logits.softmax(1)
+    few = logits.gather(1, found.classes.unsqueeze(-1).expand(-1, -1, S))
+    log_probs, expected, left_out = sampled_with_others(few, found.weight)
+    exact = probs.mean(-1).gather(1, found.classes)
+    assert (log_probs.exp() - exact).abs().sum(-1).max() / 2 < 1e-3
+    torch.testing.assert_close(left_out, 1 - exact.sum(-1), rtol=0.02, atol=1e-4)
+    entropy = torch.distributions.Categorical(probs=probs.mT).entropy().mean(-1)
+    torch.testing.assert_close(expected + left_out * found.spread, entropy, rtol=0.03, atol=0.01)
 
 
-def test_more_candidates_when_more_is_asked():
-    found = choose_candidates(pilots_with(0.9), top_k=5, tolerance=0.09, link="softmax")
-    assert found.enough.all()
-    # a tenth of the other 3,968 classes
-    assert FEWEST + 350 < found.classes.shape[1] < FEWEST + 450
+def test_the_expansion_is_that_of_the_weight():
+    # To second order: halving the noise divides what is left over by about eight.
+    left_over = []
+    for noise in (0.2, 0.1):
+        rows, mixing = problem(noise)
+        classes = torch.arange(5).expand(3, 5)
+        terms = expansion(rows, mixing, classes)
+        exact = (rows @ mixing.mT)[:, 5:].logsumexp(1)
+        at_zero = (rows[:, 5:, 0] / TAU).logsumexp(-1, keepdim=True)
+        left_over.append((exact - at_zero - terms[..., 1] - 0.5 * terms[..., 2]).abs().mean())
+    assert 5 < left_over[0] / left_over[1] < 20
 
 
-def test_not_enough_when_everything_matters():
-    found = choose_candidates(pilots_with(FEWEST / 4096), top_k=5, tolerance=1e-3, link="softmax")
-    assert not found.enough.any()
-
-
-def test_what_the_second_half_sees_outside_counts():
-    pilots = pilots_with(0.9999)
-    pilots[1, :, PILOTS // 2 :] = pilots[1, :, PILOTS // 2 :].flip(0)  # the second half is about other classes
-    found = choose_candidates(pilots, top_k=5, tolerance=1e-3, link="softmax")
-    assert found.enough.tolist() == [True, False]
-    assert found.left_out[1] > 0.9
+def test_not_enough_when_the_fit_is_far_off():
+    rows, mixing = problem(noise=8.0)
+    assert not chosen(rows, mixing, 128, tolerance=1e-4).enough.any()
 
 
 def test_labels_far_below_the_top_ones_are_left_out():
-    probs = torch.full((1, 4096), 1e-4)
-    probs[0, :5] = 0.5
-    found = choose_candidates(probs.unsqueeze(-1).repeat(1, 1, PILOTS), top_k=5, tolerance=1e-3, link="sigmoid")
+    rows, mixing = problem(noise=0.0)
+    rows[..., 0] = -6
+    rows[:, :5, 0] = 2
+    found = chosen(rows, mixing, 128, link="sigmoid")
     assert found.enough.all()
     assert set(range(5)) <= set(found.classes[0].tolist())
-    probs = torch.full((1, 4096), 0.4)
-    probs[0, :5] = 0.5
-    pilots = probs.unsqueeze(-1).repeat(1, 1, PILOTS)
-    assert not choose_candidates(pilots, top_k=5, tolerance=1e-3, link="sigmoid").enough.any()
-
-
-def test_pilots_that_disagree_raise_the_estimate():
-    pilots = pilots_with(0.9999)
-    pilots[0, :FEWEST, -1] *= 0.9  # one of eight puts a tenth elsewhere
-    found = choose_candidates(pilots, top_k=5, tolerance=1.0, link="softmax")
-    assert found.left_out[0] > 0.0125 + 1.5 * 0.1 / 8  # above the mean over the eight
-    assert found.left_out[1] < 2e-4
+    rows[..., 0] = 1.9
+    rows[:, :5, 0] = 2
+    assert not chosen(rows, mixing, 128, link="sigmoid").enough.any()
 
 
 def test_entropies_of_the_other_labels():
@@ -116,7 +108,14 @@ def test_entropies_of_the_other_labels():
 
 
 def test_when_pruning_can_pay():
-    _, inputs = inputs_of("het-xl", samples=64)
-    assert not prunable(inputs, 5)  # 40 classes
-    _, inputs = inputs_of("het-xl", samples=64, residual="diagonal")
-    assert not prunable(inputs, 5)
+    def inputs(classes, samples):
+        head = make("het-xl", 5, classes)
+        distribution = head.logit_distribution(torch.randn(3, 5, dtype=torch.float64))
+        return gather_inputs(distribution, normals(head, 3, samples=samples), 1.0)
+
+    assert prunable(inputs(2048, 4 * PILOTS), 5, 2**28)
+    assert not prunable(inputs(40, 4 * PILOTS), 5, 2**28)  # few classes
+    assert not prunable(inputs(2048, PILOTS), 5, 2**28)  # few samples
+    assert not prunable(inputs(2048, 4 * PILOTS), 5, 2**16)  # no memory for the rows
+    assert not prunable(inputs(2048, 4 * PILOTS), 1500, 2**28)  # nearly all wanted
+    assert sizes_for(10**6, 5) == list(SIZES)

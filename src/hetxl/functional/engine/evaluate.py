@@ -35,7 +35,7 @@ def _length(part: slice) -> int:
     return part.stop - part.start
 
 
-def _mixing(inputs: Inputs, examples: slice) -> Tensor:
+def mixing_of(inputs: Inputs, examples: slice) -> Tensor:
     """z̃ = [1, z] / τ of some examples, [n, S, Q + 1]."""
     assert inputs.z is not None
     z = inputs.z[examples].to(inputs.wide)
@@ -91,7 +91,7 @@ class Evaluation:
         mixer = self._mixer(self.inputs.num_classes)
         for examples, block in self.blocks():
             rows = block.lift(self.classes)  # [K, n, P]
-            mixing = _mixing(self.inputs, examples)
+            mixing = mixing_of(self.inputs, examples)
             for group, inside in self._groups(examples):
                 mixer.start(rows[:, inside])
                 losses[group], scale = factors_nll(
@@ -134,7 +134,7 @@ class Evaluation:
                     subtract_at_targets(gradient, labels, share, classes.start)
                     block.backward(classes, gradient.div_(self.inputs.temperature))
                 if mixer is not None:
-                    at_target = (_mixing(self.inputs, examples) * share.unsqueeze(-1)).sum(1)  # [n, P]
+                    at_target = (mixing_of(self.inputs, examples) * share.unsqueeze(-1)).sum(1)  # [n, P]
                     subtract_at_targets(mixer.gradient(), labels, at_target, classes.start)
                     block.backward(classes, mixer.gradient())
 
@@ -146,7 +146,7 @@ class Evaluation:
         if mixer is None:
             yield slice(0, rows.shape[2]), rows.div_(self.inputs.temperature).transpose(0, 1), None
             return
-        mixing = _mixing(self.inputs, examples)
+        mixing = mixing_of(self.inputs, examples)
         mixer.start(rows)
         for samples in _slices(self.inputs.samples, self.plan.sample_block):
             yield samples, mixer.sample(mixing[:, samples]), mixing[:, samples]
@@ -215,7 +215,7 @@ class Evaluation:
         if self.plan.order == "samples":
             yield rows.div_(self.inputs.temperature).transpose(0, 1), None
             return
-        mixing = _mixing(self.inputs, group)
+        mixing = mixing_of(self.inputs, group)
         self._shared_mixer.start(rows)
         for samples in _slices(self.inputs.samples, self.plan.sample_block):
             part = mixing[:, samples]
@@ -251,7 +251,7 @@ class Evaluation:
         entropy: bool,
     ) -> None:
         """One example at a time, its classes in cache-sized blocks; rows are overwritten by their gradients."""
-        mixing = _mixing(self.inputs, examples)
+        mixing = mixing_of(self.inputs, examples)
         step = max(16, CACHED_LOGITS // self.inputs.samples)
         for example in range(_length(examples)):
             place = slice(examples.start + example, examples.start + example + 1)

@@ -9,7 +9,7 @@ from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.distribution import ORDERS, Order
 from hetxl.functional.links import Link
 
-DEFAULT_BUDGET = 256 * 2**20
+DEFAULT_BUDGET = 448 * 2**20
 """Bytes for the engine's working memory: blocks of rows, their gradients and the sampled logits."""
 
 CACHED_LOGITS = 2**21
@@ -94,7 +94,7 @@ def plan(
         lift: "product" for a lift through W or W′, "copy" for HET and HET-H, whose lift costs nothing.
         link: "softmax" or "sigmoid"
         order: to force one.
-        memory_budget: bytes of working memory; 256 MiB unless stated. One example and one class always go.
+        memory_budget: bytes of working memory; 448 MiB unless stated. One example and one class always go.
     """
     budget = DEFAULT_BUDGET if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
     if order is not None:

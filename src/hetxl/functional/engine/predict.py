@@ -9,27 +9,28 @@ from torch import Tensor
 from hetxl.functional import reference
 from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import LogitDistribution, Order, choose_order
-from hetxl.functional.engine.evaluate import Evaluation
+from hetxl.functional.engine.evaluate import Evaluation, mixing_of
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.prune import (
     PILOTS,
-    among_candidates,
-    candidate_rows,
+    Candidates,
+    bytes_for,
     choose_candidates,
     label_entropies_outside,
-    pilot_probs,
     prunable,
+    sampled_with_others,
+    sizes_for,
 )
 from hetxl.functional.engine.rows import Gradients, row_block
 from hetxl.functional.engine.setup import fusable, plan_for, product_precision
-from hetxl.functional.engine.sigmoid import MeanSigmoid
+from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.links import Link, sigmoid_entropy, softmax_entropy
 
 METHODS = ("mc", "deterministic", *APPROXIMATIONS)
 
 TOLERANCE = 5e-4
-"""Probability that a prediction of the top classes may leave out."""
+"""How far off the probabilities of the top classes may be, by estimate, when not all classes are sampled."""
 
 
 class Summary(NamedTuple):
@@ -40,7 +41,7 @@ class Summary(NamedTuple):
         indices: [..., k], or None for all classes.
         entropy: [...], of the averaged probabilities.
         expected_entropy: [...], mean over the samples of the entropy of each.
-        left_out: [...], estimated probability of classes that were not sampled; None when all were.
+        left_out: [...], estimated probability of classes that were not sampled by themselves; None when all were.
     """
 
     log_probs: Tensor
@@ -76,7 +77,7 @@ def mc_predict(
         link: "softmax" or "sigmoid"
         method: "mc", "deterministic", or one of `hetxl.functional.approximations`.
         top_k: only the k most probable classes.
-        tolerance: with top_k, the probability that may be left out to save work; 0 samples every class.
+        tolerance: with top_k, how far off their probabilities may be, by estimate, to save work; 0 samples every class.
         order: "samples" or "factors" to force one.
         memory_budget: bytes of working memory, see `plan`.
     """
@@ -133,9 +134,9 @@ def _chunks(
     budget: int,
 ) -> Iterator[tuple[Any, ...]]:
     """The batch in chunks, so that with top_k no [B, K] tensor exists: the five columns of a `Summary` for each."""
-    pruning = method == "mc" and top_k is not None and tolerance > 0 and prunable(inputs, top_k)
-    rows = PILOTS if pruning else 3
-    size = max(1, min(inputs.batch, 64, budget // (8 * rows * inputs.num_classes)))
+    pruning = method == "mc" and top_k is not None and tolerance > 0 and prunable(inputs, top_k, budget)
+    each = bytes_for(inputs) if pruning else 16 * inputs.num_classes
+    size = max(1, min(inputs.batch, 8 if pruning else 64, budget // (2 * each)))
     for start in range(0, inputs.batch, size):
         chunk = inputs.of_examples(slice(start, start + size))
         if pruning and top_k is not None:
@@ -184,29 +185,70 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
 def _pruned(
     inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of a chunk from candidates; examples for which those would leave out too much get all classes.
+    """The top classes of a chunk: from few candidates, from more where those do not do, or else from all classes."""
+    everything = slice(0, inputs.batch), slice(0, inputs.num_classes)
+    block = row_block(inputs, everything[0], "factors", product_precision(inputs), Gradients(inputs, frozenset()))
+    rows = block.lift(everything[1]).transpose(0, 1).contiguous()  # [n, K, P]
+    mixing = mixing_of(inputs, everything[0])
+    logits = torch.bmm(rows, mixing[:, :PILOTS].mT)  # [n, K, pilots]
+    first, second = logits.split(PILOTS // 2, dim=-1)
+    likely = (first.softmax(1) if link == "softmax" else first.sigmoid()).mean(-1)
+    sizes = sizes_for(inputs.num_classes, top_k)
+    ranked = likely.topk(sizes[-1], dim=-1).indices
+    columns = [likely.new_empty(inputs.batch, top_k), ranked.new_empty(inputs.batch, top_k)]
+    columns += [likely.new_zeros(inputs.batch) for _ in range(3)]
+    waiting = torch.arange(inputs.batch, device=likely.device)
+    for size in sizes:
+        # The first time round all examples wait, and nothing is copied.
+        some = (lambda values: values) if len(waiting) == inputs.batch else (lambda values: values[waiting])  # noqa: B023
+        found = choose_candidates(
+            some(rows), some(mixing), some(second), some(ranked)[:, :size], top_k, tolerance, link
+        )
+        done = found.enough.nonzero().flatten()
+        if len(done):
+            place = waiting[done]
+            result = _among(rows, mixing, logits, found, place, done, link, top_k)
+            for column, values in zip(columns, result, strict=True):
+                column[place] = values
+        waiting = waiting[~found.enough]
+        if not len(waiting):
+            break
+    if len(waiting):
+        log_probs, entropy, expected = _whole(inputs.of_examples(waiting), link, "mc", order, budget)
+        for column, values in zip(columns, (*log_probs.topk(top_k), entropy, expected), strict=False):
+            column[waiting] = values
+    return columns[0], columns[1], columns[2], columns[3], columns[4]
 
-    Entropies are those among the candidates, to which the classes left out would add at most −ρ log(ρ / K) for a share
-    ρ; for the sigmoid link the other labels add theirs by the pilots.
-    """
-    products = product_precision(inputs)
-    pilots = pilot_probs(inputs, products, link)
-    found = choose_candidates(pilots, top_k, tolerance, link)
-    few = among_candidates(inputs, candidate_rows(inputs, found.classes, products))
-    log_probs, entropy, expected = _whole(few, link, "mc", "factors", budget)
-    if link == "softmax":  # what is left out belongs to other classes
-        log_probs = log_probs + (-found.left_out.clamp(max=0.5).unsqueeze(-1)).log1p()
+
+def _among(
+    rows: Tensor,
+    mixing: Tensor,
+    pilots: Tensor,
+    found: Candidates,
+    place: Tensor,
+    which: Tensor,
+    link: Link,
+    top_k: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The top classes of examples among their candidates; `place` in the chunk, `which` of those found."""
+    classes = found.classes[which]  # [n, C]
+    few = rows[place.unsqueeze(-1), classes]  # [n, C, P]
+    logits = torch.bmm(few, mixing[place].mT)  # [n, C, S]
+    if found.weight is not None:
+        log_probs, expected, left_out = sampled_with_others(logits, found.weight[which])
+        # The others are not one class, but as many as their spread says.
+        more = left_out * (found.spread[which] - left_out.clamp(min=1e-30).log())
+        entropy = softmax_entropy(log_probs) + more
+        expected = expected + left_out * found.spread[which]
     else:
-        more, expected_more = label_entropies_outside(pilots, found.classes)
-        entropy, expected = entropy + more, expected + expected_more
+        means = mean_sigmoid_rows(logits, False, entropy=True)
+        assert means.entropy is not None
+        log_probs, left_out = means.log_p, found.left_out[which]
+        entropy, expected = label_entropies_outside(pilots[place].sigmoid(), classes)
+        entropy = entropy + sigmoid_entropy(means.log_p, means.log_not_p)
+        expected = expected + means.entropy.sum(-1)
     values, places = log_probs.topk(top_k)
-    indices, left_out = found.classes.gather(-1, places), found.left_out.clone()
-    missing = (~found.enough).nonzero().flatten()
-    if len(missing):
-        all_probs, all_entropy, all_expected = _whole(inputs.of_examples(missing), link, "mc", order, budget)
-        values[missing], indices[missing] = all_probs.topk(top_k)
-        entropy[missing], expected[missing], left_out[missing] = all_entropy, all_expected, 0.0
-    return values, indices, entropy, expected, left_out
+    return values, classes.gather(-1, places), entropy, expected, left_out
 
 
 def _with_entropy(log_p: Tensor, log_not_p: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,151 +1,159 @@
 """Prediction of the top classes without sampling all of them.
 
-A few pilot samples go through the whole classifier. The classes that matter under one half of the pilots become the
-candidates; how much probability falls outside of them under the other half, which had no part in choosing them,
-estimates what is left out. Enough candidates are taken to keep that below a tolerance, and only they are sampled.
+Pilot samples see all classes. The classes that matter under one half of the pilots become the candidates, and only they
+are sampled in full. Of all others only their joint weight counts, R_s = Σ exp(u_sk). To second order in the normals
+
+    log R_s = a + b₁ μ · z_s + b₂ (z_sᵀ C z_s),      μ and C mean and covariance of the factors under softmax(mean),
+
+and a, b₁, b₂ are fitted to the other half of the pilots, which had no part in choosing. How far single pilots are from
+the fit tells how far the result can be off. When that is too much for some example, it gets more candidates, and in the
+end all classes.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hetxl.functional.engine.inputs import Inputs
-from hetxl.functional.engine.rows import Gradients, narrow, row_block
-from hetxl.functional.links import Link
-from hetxl.functional.noise import GaussianNoise
+from hetxl.functional.links import Link, log_mean_exp
 
-PILOTS = 16
-"""Samples that see all classes: half to choose candidates, half to check them."""
+PILOTS = 32
+"""Samples that see all classes: half to choose candidates, half to weigh the others."""
+
+SIZES = (128, 512, 2048)
+"""Numbers of candidates, tried one after the other."""
 
 ERRORS = 2.0
-"""Standard errors by which the estimate of what is left out is raised."""
-
-FEWEST, MOST = 128, 4096
-"""Bounds on the number of candidates."""
+"""Standard errors that the estimate of the others' probability is taken to be off."""
 
 
 class Candidates(NamedTuple):
-    """Classes worth sampling for a block of examples.
+    """Classes worth sampling for a block of examples, and the weight of the others.
 
     Attributes:
         classes: [n, C], by falling pilot probability.
-        left_out: [n], estimated probability outside of them (softmax), or the largest pilot probability of any class
-            outside of them (sigmoid).
-        enough: [n], whether that is within the tolerance.
+        weight: log R_s by the fit, [n, S] (softmax); None for sigmoid.
+        left_out: [n], the others' probability by the pilots (softmax), or the largest of any of them (sigmoid).
+        spread: [n], entropy of the others among themselves (softmax).
+        enough: [n], whether the top classes can be told from these within the tolerance.
     """
 
     classes: Tensor
+    weight: Tensor | None
     left_out: Tensor
+    spread: Tensor
     enough: Tensor
 
 
-def prunable(inputs: Inputs, top_k: int) -> bool:
-    """Whether pruning can pay: enough classes and samples, and noise that can be had for single classes."""
-    enough = inputs.num_classes >= 8 * max(FEWEST, top_k) and inputs.samples >= 4 * PILOTS
-    return inputs.noise is not None and inputs.residual_kind == "rank1" and enough
+def prunable(inputs: Inputs, top_k: int, budget: int) -> bool:
+    """Whether pruning can pay: enough classes and samples, and rows of an example that fit with its pilots."""
+    noise = inputs.noise
+    if noise is None or inputs.samples < 4 * PILOTS or not sizes_for(inputs.num_classes, top_k):
+        return False
+    return bytes_for(inputs) <= budget
 
 
-def pilot_probs(inputs: Inputs, products: torch.dtype, link: Link) -> Tensor:
-    """Probabilities of all classes under each pilot, [n, K, pilots], for a small block of examples."""
-    assert inputs.z is not None
-    few = replace(inputs, z=inputs.z[:, :PILOTS])
-    rows = row_block(few, slice(0, few.batch), "samples", products, Gradients(few, frozenset()))
-    logits = rows.lift(slice(0, few.num_classes)).div_(few.temperature)  # [K, n, pilots]
-    return (logits.softmax(0) if link == "softmax" else logits.sigmoid_()).transpose(0, 1)
+def bytes_for(inputs: Inputs) -> int:
+    """Working memory of one example: its rows, and a few copies of the pilots' logits."""
+    noise = inputs.noise
+    assert noise is not None
+    return inputs.temperature.element_size() * inputs.num_classes * (noise.size + 1 + 4 * PILOTS)
 
 
-def choose_candidates(pilots: Tensor, top_k: int, tolerance: float, link: Link) -> Candidates:
-    """Candidates for every example from the pilots' probabilities, [n, K, pilots]."""
-    first, second = pilots[..., : PILOTS // 2].mean(-1), pilots[..., PILOTS // 2 :]
-    most = min(MOST, first.shape[-1] // 4)
-    order = first.topk(most, dim=-1).indices  # [n, most]
-    checked = second.gather(1, order.unsqueeze(-1).expand(-1, -1, second.shape[-1]))  # [n, most, pilots / 2]
-    if link == "softmax":
-        # Left out by a cut after each, under each pilot; their mean, plus its error, since pilots are few.
-        each = (1 - checked.cumsum(1)).clamp_(min=0)
-        outside = each.mean(-1) + ERRORS * each.std(-1) / second.shape[-1] ** 0.5
-        limit = tolerance
-    else:
-        # The largest probability behind each cut; it does no harm while it is well below the k-th best.
-        second, checked = second.mean(-1), checked.mean(-1)
-        rest = second.scatter(-1, order, 0.0).amax(-1, keepdim=True)
-        behind = torch.cat((checked[:, 1:], rest), -1)
-        outside = behind.flip(-1).cummax(-1).values.flip(-1)
-        limit = 0.5 * checked.topk(top_k, -1).values[:, -1:]
-    count = torch.arange(1, most + 1, device=order.device)
-    good = (outside <= limit) & (count >= max(FEWEST, top_k))
-    enough = good.any(-1)
-    cut = torch.where(good, count, most).amin(-1)  # the first that will do
-    size = int(cut[enough].max()) if bool(enough.any()) else max(FEWEST, top_k)
-    return Candidates(order[:, :size], outside[:, size - 1], enough)
+def sizes_for(num_classes: int, top_k: int) -> list[int]:
+    """The numbers of candidates worth trying."""
+    return [size for size in SIZES if 2 * top_k <= size <= num_classes // 4]
 
 
-def label_entropies_outside(pilots: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Sigmoid: entropy and expected entropy of the labels that are no candidates, by the pilots; two of [n]."""
-    mean = pilots.mean(-1)
+def choose_candidates(
+    rows: Tensor, mixing: Tensor, logits: Tensor, classes: Tensor, top_k: int, tolerance: float, link: Link
+) -> Candidates:
+    """Whether some classes of each example will do as candidates, and what the others weigh.
+
+    Args:
+        rows: of all classes, factors-first, [n, K, P].
+        mixing: z̃ = [1, z] / τ of all samples, [n, S, P].
+        logits: of the pilots of the second half, [n, K, pilots / 2].
+        classes: the candidates, [n, C].
+        top_k: how many are wanted in the end.
+        tolerance: how far the probabilities of the top classes may be off.
+        link: "softmax" or "sigmoid"
+    """
+    if link == "sigmoid":
+        # A class that is not sampled does no harm while it is well below the k-th best.
+        probs = logits.sigmoid().mean(-1)
+        outside = probs.scatter(-1, classes, 0.0).amax(-1)
+        kth = probs.gather(-1, classes).topk(top_k, -1).values[:, -1]
+        return Candidates(classes, None, outside, torch.zeros_like(outside), outside <= 0.5 * kth)
+    chosen = classes.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
+    inside = logits.gather(1, chosen).logsumexp(1)
+    rest = logits.scatter(1, chosen, -torch.inf)  # [n, K, pilots / 2]
+    weight = rest.logsumexp(1)  # log R_s of the pilots
+    within = rest.sub_(weight.unsqueeze(1)).exp_().mean(-1)  # probabilities among the others, [n, K]
+    share = torch.sigmoid(weight - inside)  # the others' probability under each pilot
+    terms = expansion(rows, mixing, classes)  # [n, S, 3]
+    pilots = slice(PILOTS // 2, PILOTS)
+    fit = _least_squares(terms[:, pilots], weight, share)  # [n, 3]
+    fitted = (terms @ fit.unsqueeze(-1)).squeeze(-1)  # [n, S]
+    error = share - torch.sigmoid(fitted[:, pilots] - inside)
+    off = error.mean(-1).abs() + ERRORS * error.std(-1) / error.shape[-1] ** 0.5
+    spread = -torch.special.xlogy(within, within).sum(-1)
+    return Candidates(classes, fitted, share.mean(-1), spread, off <= tolerance)
+
+
+def expansion(rows: Tensor, mixing: Tensor, classes: Tensor) -> Tensor:
+    """1, μ · z_s and z_sᵀ C z_s of the classes other than `classes`, for every sample: [n, S, 3]."""
+    per_tau = mixing[:, :1, 0]  # 1 / τ
+    mean = (rows[..., 0] * per_tau).scatter(-1, classes, -torch.inf)
+    probs = mean.softmax(-1).unsqueeze(-1)  # [n, K, 1]
+    factors, z = rows[..., 1:], mixing[..., 1:]
+    weighted = factors * probs
+    middle = weighted.sum(1)  # μ, [n, Q]
+    covariance = weighted.mT @ factors - middle.unsqueeze(-1) * middle.unsqueeze(1)
+    first = (z @ middle.unsqueeze(-1)).squeeze(-1)
+    return torch.stack((torch.ones_like(first), first, ((z @ covariance) * z).sum(-1)), dim=-1)
+
+
+def _least_squares(terms: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+    """Coefficients [n, 3] of terms [n, s, 3] that fit values [n, s] best, each weighed by weights [n, s]."""
+    weighted = terms * weights.unsqueeze(-1)
+    gram = weighted.mT @ terms
+    # A ridge far below what matters keeps the system regular when all weights are tiny.
+    ridge = 1e-4 * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(gram.dtype).tiny)
+    gram = gram + ridge.view(-1, 1, 1) * torch.eye(3, dtype=gram.dtype, device=gram.device)
+    return torch.linalg.solve(gram.double(), (weighted.mT @ values.unsqueeze(-1)).double()).squeeze(-1).to(gram.dtype)
+
+
+def sampled_with_others(logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax among candidates with the others as one more class.
+
+    Args:
+        logits: of the candidates, [n, C, S]; overwritten.
+        weight: log R_s, [n, S]
+
+    Returns:
+        log_probs: log p̄ of the candidates, [n, C].
+        expected: [n], mean entropy of the samples, the others as one class.
+        left_out: [n], mean probability of the others.
+    """
+    normaliser = torch.logaddexp(logits.logsumexp(1), weight)  # [n, S]
+    log_probs = logits.sub_(normaliser.unsqueeze(1))
+    others = weight - normaliser
+    entropies = -(log_probs.exp() * log_probs).sum(1) - others.exp() * others
+    return log_mean_exp(log_probs, -1), entropies.mean(-1), others.exp().mean(-1)
+
+
+def label_entropies_outside(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Sigmoid: entropy and expected entropy of the labels that are no candidates, by the pilots [n, K, pilots]."""
+    mean = probs.mean(-1)
 
     def outside(values: Tensor) -> Tensor:
         return values.sum(-1) - values.gather(-1, classes).sum(-1)
 
-    return outside(_label_entropy(mean)), outside(_label_entropy(pilots).mean(-1))
+    return outside(_label_entropy(mean)), outside(_label_entropy(probs).mean(-1))
 
 
 def _label_entropy(probs: Tensor) -> Tensor:
     """Entropy of each label, in nats."""
     return -(torch.special.xlogy(probs, probs) + torch.special.xlog1py(1 - probs, -probs))
-
-
-def candidate_rows(inputs: Inputs, classes: Tensor, products: torch.dtype) -> Tensor:
-    """The rows of logits, factors-first, of each example's own candidates: [n, C, Q + 1] for classes [n, C]."""
-    noise = inputs.noise
-    assert noise is not None
-    if inputs.mean is not None:
-        mean = inputs.mean.gather(-1, classes)
-    else:
-        assert inputs.weight is not None
-        assert inputs.features is not None
-        weight = narrow(inputs.weight[classes], products)  # [n, C, D]
-        mean = (weight @ narrow(inputs.features, products).unsqueeze(-1)).squeeze(-1)
-        if inputs.bias is not None:
-            mean = mean.to(inputs.wide) + inputs.bias[classes]
-    if inputs.lift in ("identity", "hash"):
-        columns = classes if inputs.buckets is None else inputs.buckets[classes]
-        lifted = _at_columns(noise, columns).basis().mT  # [n, C, Q]
-    else:
-        table = inputs.weight if inputs.lift == "classifier" else inputs.projection
-        assert table is not None
-        lifted = narrow(table[classes], products) @ narrow(noise.basis(), products).mT
-    return torch.cat((mean.to(inputs.wide).unsqueeze(-1), lifted.to(inputs.wide)), dim=-1)
-
-
-def _at_columns(noise: GaussianNoise, columns: Tensor) -> GaussianNoise:
-    """The noise of each example at its own columns [n, C] of the noise space."""
-
-    def at(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.gather(-1, columns)
-
-    factors = noise.factors
-    if factors is not None and factors.dim() == 2:
-        factors = factors.T[columns].mT  # [n, R, C]
-    elif factors is not None:
-        factors = factors.gather(-1, columns.unsqueeze(1).expand(-1, factors.shape[1], -1))
-    return GaussianNoise(factors, at(noise.scale), at(noise.residual), noise.residual_kind)
-
-
-def among_candidates(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Rows [n, C, P] of each example's candidates as an evaluation of its own: mean logits, and HET's noise on them."""
-    return replace(
-        inputs,
-        features=None,
-        weight=None,
-        bias=None,
-        mean=rows[..., 0],
-        factors=rows[..., 1:].mT,
-        scale=None,
-        residual=None,
-        projection=None,
-        buckets=None,
-        lift="identity",
-    )

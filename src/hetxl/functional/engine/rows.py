@@ -29,6 +29,7 @@ class Gradients:
         self.needed = needed
         self.inputs = inputs
         self._sums: dict[str, Tensor] = {}
+        self._buffer: Tensor | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.needed
@@ -43,6 +44,17 @@ class Gradients:
         if name not in self._sums:
             self._sums[name] = torch.zeros_like(getattr(self.inputs, name), dtype=self.inputs.wide)
         return self._sums[name]
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """left [k, D] @ right [D, m] in wide precision, in memory that the next product takes over: fresh memory for
+        every block would cost the time to map it."""
+        wide, size = self.inputs.wide, left.shape[0] * right.shape[1]
+        if left.dtype != wide:
+            return (left @ right).to(wide)
+        if self._buffer is None or self._buffer.numel() < size:
+            self._buffer = None  # free it first
+            self._buffer = left.new_empty(size)
+        return torch.mm(left, right, out=self._buffer[:size].view(left.shape[0], right.shape[1]))
 
     def add(self, name: str, value: Tensor, index: slice | None = None) -> None:
         """Add to the sum of an input, or to a slice of its first dimension."""
@@ -217,7 +229,7 @@ class ClassifierRows(RowBlock):
         """W rowsᵀ + b, [k, n, P]; the bias belongs to the mean."""
         weight, bias = self.inputs.weight, self.inputs.bias
         assert weight is not None
-        lifted = (narrow(weight[classes], self.products) @ self.flat.T).to(self.inputs.wide)
+        lifted = self.gradients.product(narrow(weight[classes], self.products), self.flat.T)
         lifted = lifted.unflatten(1, self.rows.shape[:2])
         if bias is not None:
             mean = lifted if self.order == "samples" else lifted[:, :, :1]
