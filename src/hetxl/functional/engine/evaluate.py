@@ -79,10 +79,12 @@ class Evaluation:
             self._softmax_nll_in_two_passes(ids, weights, losses)
         elif self.plan.order == "samples":
             for examples, block in self.blocks():
-                logits = block.lift(self.classes).div_(self.inputs.temperature)
-                losses[examples] = samples_nll(logits, ids[examples], weights[examples] if self.backward else None)
+                logits = block.logits(self.classes)
+                # The gradient is of rows, which are τ times the logits.
+                scaled = weights[examples] / self.inputs.temperature if self.backward else None
+                losses[examples] = samples_nll(logits, ids[examples], scaled)
                 if self.backward:
-                    block.backward(self.classes, logits.div_(self.inputs.temperature))
+                    block.backward(self.classes, logits)
         else:
             self._factors_nll(ids, weights, losses)
         return losses
@@ -142,10 +144,10 @@ class Evaluation:
         self, block: RowBlock, mixer: Mixer | None, examples: slice, classes: slice
     ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Sampled logits [n, k, s] of some classes in blocks of samples, each with its mixing."""
-        rows = block.lift(classes)
         if mixer is None:
-            yield slice(0, rows.shape[2]), rows.div_(self.inputs.temperature).transpose(0, 1), None
+            yield slice(0, self.inputs.samples), block.logits(classes).transpose(0, 1), None
             return
+        rows = block.lift(classes)
         mixing = mixing_of(self.inputs, examples)
         mixer.start(rows)
         for samples in _slices(self.inputs.samples, self.plan.sample_block):
@@ -230,14 +232,13 @@ class Evaluation:
         turns σ(u) σ(−u) into the gradient of u, or None for no gradients."""
         for examples, block in self.blocks():
             for classes in _slices(self.inputs.num_classes, self.plan.class_block):
-                rows = block.lift(classes)  # [k, n, P]
                 if self.plan.order == "samples":
-                    logits = rows.div_(self.inputs.temperature)
+                    logits = block.logits(classes)
                     factor = visit(examples, classes, mean_sigmoid_rows(logits, self.backward, entropy))
                     if factor is not None:
-                        gradient = logits.mul_(factor.unsqueeze(-1)).div_(self.inputs.temperature)
-                        block.backward(classes, gradient)
+                        block.backward(classes, logits.mul_(factor.unsqueeze(-1) / self.inputs.temperature))
                     continue
+                rows = block.lift(classes)  # [k, n, P]
                 self._sigmoid_of_factors(visit, examples, classes, rows, entropy)
                 if self.backward:
                     block.backward(classes, rows)

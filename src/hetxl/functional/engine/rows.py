@@ -164,6 +164,10 @@ class RowBlock:
         """The rows [k, n, P] of some classes, in wide precision."""
         raise NotImplementedError
 
+    def logits(self, classes: slice) -> Tensor:
+        """Samples-first, the rows are the sampled logits: rows / τ, [k, n, S]."""
+        return self.lift(classes).div_(self.inputs.temperature)
+
     def backward(self, classes: slice, gradient: Tensor) -> None:
         """Take the gradient [k, n, P] of the rows last lifted for these classes."""
         raise NotImplementedError
@@ -227,9 +231,18 @@ class ClassifierRows(RowBlock):
 
     def lift(self, classes: slice) -> Tensor:
         """W rowsᵀ + b, [k, n, P]; the bias belongs to the mean."""
-        weight, bias = self.inputs.weight, self.inputs.bias
+        return self._lift(classes, self.flat, self.inputs.bias)
+
+    def logits(self, classes: slice) -> Tensor:
+        """τ divides the rows before they become K times as many."""
+        bias, temperature = self.inputs.bias, self.inputs.temperature
+        scaled = narrow(self.flat / temperature, self.products)
+        return self._lift(classes, scaled, None if bias is None else bias / temperature)
+
+    def _lift(self, classes: slice, flat: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.inputs.weight
         assert weight is not None
-        lifted = self.gradients.product(narrow(weight[classes], self.products), self.flat.T)
+        lifted = self.gradients.product(narrow(weight[classes], self.products), flat.T)
         lifted = lifted.unflatten(1, self.rows.shape[:2])
         if bias is not None:
             mean = lifted if self.order == "samples" else lifted[:, :, :1]
