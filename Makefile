@@ -43,9 +43,9 @@ types: $(STAMP)
 test-slow: $(STAMP) ## the tests that take minutes: the wheel in an empty environment
 	@$(BIN)/python -m pytest -m slow
 
-bench: $(STAMP) ## measure: samplers, evaluation orders, the engine against its bars (about 20 minutes)
+bench: $(STAMP) ## measure: samplers, methods, the engine against its bars (about 20 minutes)
 	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
-	@$(BIN)/python benchmarks/orders.py
+	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 
 docs: $(STAMP) ## build the documentation into site/

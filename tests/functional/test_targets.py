@@ -32,6 +32,11 @@ def test_the_ignored_id_is_allowed():
     assert check(torch.tensor([0, IGNORE_INDEX, 1])).ids is not None
 
 
+def test_another_id_can_be_ignored_too():
+    found = check_targets(torch.tensor([0, 255, 1]), BATCH, K, "softmax", ignore_index=255)
+    assert found.ids.tolist() == [0, IGNORE_INDEX, 1]
+
+
 @pytest.mark.parametrize("bad", [5, -1, 99])
 def test_ids_out_of_range(bad):
     with pytest.raises(ValueError, match=rf"class id {bad}; allowed are 0 to 4"):

@@ -78,7 +78,9 @@ class Targets:
 TargetsLike = Tensor | LabelLists | Sequence[Sequence[int] | Tensor]
 
 
-def check_targets(targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link) -> Targets:
+def check_targets(
+    targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link, ignore_index: int = IGNORE_INDEX
+) -> Targets:
     """Tell which form the targets have and refuse what fits none.
 
     Args:
@@ -88,10 +90,11 @@ def check_targets(targets: TargetsLike, batch_shape: torch.Size, num_classes: in
         batch_shape: [...], the features' leading shape.
         num_classes: K
         link: "softmax" or "sigmoid"
+        ignore_index: class id of examples to leave out; −100 always is one.
     """
     if isinstance(targets, Tensor) and not targets.is_sparse:
         if targets.shape == batch_shape:
-            return Targets(ids=_check_ids(targets, num_classes))
+            return Targets(ids=_check_ids(targets, num_classes, ignore_index))
         if targets.shape == (*batch_shape, num_classes):
             return Targets(dense=_check_dense(targets, link))
         raise ValueError(
@@ -106,10 +109,12 @@ def check_targets(targets: TargetsLike, batch_shape: torch.Size, num_classes: in
     return Targets(lists=_check_lists(targets, batch_shape.numel(), num_classes, link))
 
 
-def _check_ids(ids: Tensor, num_classes: int) -> Tensor:
+def _check_ids(ids: Tensor, num_classes: int, ignore_index: int) -> Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"targets given as class ids must be integers, found dtype {ids.dtype}; cast them with .long()")
     ids = ids.long()
+    if ignore_index != IGNORE_INDEX:
+        ids = ids.masked_fill(ids == ignore_index, IGNORE_INDEX)
     _check_range(ids, ids != IGNORE_INDEX, num_classes, f", and {IGNORE_INDEX} for examples to leave out")
     return ids
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hetxl.functional import (
+    IGNORE_INDEX,
     SAMPLERS,
     Affine,
     GaussianNoise,
@@ -131,6 +132,7 @@ class Head(nn.Module):
         weight: Tensor | None = None,
         class_weight: Tensor | None = None,
         label_smoothing: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
@@ -148,6 +150,7 @@ class Head(nn.Module):
             class_weight: of each class, [K], as `weight` of torch.nn.functional.cross_entropy; for the sigmoid link a
                 factor of each class's binary cross-entropy.
             label_smoothing: share of the target that is spread evenly over all classes (softmax).
+            ignore_index: another class id that leaves an example out, such as 255 in segmentation.
             num_samples: S for this call.
             generator: where the draws come from; torch's default generator without.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
@@ -164,7 +167,7 @@ class Head(nn.Module):
         distribution, z = self._sampling(features, samples, num_samples, generator, noise, order)
         options = {"temperature": self.temperature(), "order": order, "memory_budget": self.memory_budget}
         if targets is not None:
-            checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link)
+            checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link, ignore_index)
             weights = Weights(weight, class_weight, label_smoothing)
             weights.check(features.shape[:-1], self.num_classes, self.link)
             return mc_nll(distribution, z, checked, link=self.link, reduction=reduction, weights=weights, **options)
@@ -181,6 +184,7 @@ class Head(nn.Module):
         weight: Tensor | None = None,
         class_weight: Tensor | None = None,
         label_smoothing: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
@@ -194,6 +198,7 @@ class Head(nn.Module):
             weight=weight,
             class_weight=class_weight,
             label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
             num_samples=num_samples,
             generator=generator,
             noise=noise,

@@ -29,6 +29,7 @@ class Gradients:
         self.needed = needed
         self.inputs = inputs
         self._sums: dict[str, Tensor] = {}
+        self._written: dict[str, int] = {}
         self._buffer: Tensor | None = None
 
     def __contains__(self, name: str) -> bool:
@@ -66,12 +67,19 @@ class Gradients:
         """Add left [k, m] @ right [m, D] to the rows of a weight that belong to `classes`."""
         if name not in self.needed:
             return
-        target = self.of(name)[classes]
+        if name not in self._sums:
+            self._sums[name] = torch.empty_like(getattr(self.inputs, name), dtype=self.inputs.wide)
+            self._written[name] = 0
+        target = self._sums[name][classes]
         right = right.to(gradient_products(right.dtype))
+        # The first block of examples writes, the others add: no pass over the weight to make it zero.
+        first = classes.start >= self._written[name]
+        self._written[name] = max(self._written[name], classes.stop)
         if left.dtype == right.dtype == target.dtype:
-            target.addmm_(left, right)
+            torch.mm(left, right, out=target) if first else target.addmm_(left, right)
         else:
-            target.add_(left.to(right.dtype) @ right)
+            found = left.to(right.dtype) @ right
+            target.copy_(found) if first else target.add_(found)
 
     def finished(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """One gradient for each of `GRADIENTS`, in the precision of its input; None where none is needed.
