@@ -5,6 +5,7 @@ python benchmarks/methods.py [--write docs/methods.md]
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from _page import markdown_table, replace_between
@@ -64,7 +65,7 @@ def rows_of(link: str, scale: float) -> list[list[str]]:
     with torch.no_grad():
         noise = float(head.logit_distribution(features).variance.mean().sqrt() / head.temperature())
     rows = []
-    cases = [(method, {"method": method}) for method in METHODS]
+    cases: list[tuple[str, dict[str, Any]]] = [(method, {"method": method}) for method in METHODS]
     cases += [(f"mc, S = {count}", {"num_samples": count}) for count in SAMPLES]
     for name, options in cases:
         generator = torch.Generator().manual_seed(3)

@@ -44,7 +44,12 @@ class Gradients:
         """The running sum for one input, like the input but wide; zeros at first."""
         if name not in self._sums:
             self._sums[name] = torch.zeros_like(getattr(self.inputs, name), dtype=self.inputs.wide)
-        return self._sums[name]
+        sums = self._sums[name]
+        written = self._written.pop(name, None)
+        if written is not None:  # by products, which write before they add
+            sums[written:] = 0
+            self._written[name] = len(sums)
+        return sums
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """left [k, D] @ right [D, m] in wide precision, in memory that the next product takes over: fresh memory for
