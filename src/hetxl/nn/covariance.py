@@ -16,6 +16,7 @@ variance every noise coordinate starts with a variance of about 1 from the facto
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ FULL_PARAMETER_LIMIT = 2**27
 """`full` is refused above this many parameters (512 MiB in float32): D = N = 512 just fits."""
 
 
-class Covariance(nn.Module):
+class Covariance(nn.Module, ABC):
     """What the parametrisations share: their sizes, and the residual.
 
     Args:
@@ -78,9 +79,9 @@ class Covariance(nn.Module):
             return GaussianNoise(*self._factors(features))
         return GaussianNoise(*self._factors(features), residual_scale(self.residual(features)), self.residual_kind)
 
+    @abstractmethod
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Factors [R, N] or [..., R, N] and their scale [..., N], each or None."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Σ and the sizes, as shown when the module is printed."""

@@ -1,6 +1,7 @@
 """What the four heads share: calling them, the loss, and prediction. A head only says what its noise is and how it is
 lifted."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import cast
 
@@ -39,7 +40,7 @@ EVAL_SAMPLES = 256
 """Orthogonal draws: as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """A classifier over K classes that averages its probabilities over Gaussian noise; the base of the four heads.
 
     Args:
@@ -276,9 +277,9 @@ class Head(nn.Module):
         self._check_features(features)
         return self._distribution(features)
 
+    @abstractmethod
     def _noise_features(self) -> int | None:
         """N, the size of the noise space; None for a head without noise."""
-        raise NotImplementedError
 
     def _lift(self) -> Lift | None:
         """How noise reaches the logits; None for through the opaque classifier, or without noise."""
