@@ -149,3 +149,15 @@ def test_lists_need_no_matrix():
     with torch.no_grad():
         loss = head.loss(torch.randn(4, 2), lists, noise=torch.zeros(2, 2))
     assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("variant", ["det", "het-xl"])
+def test_slices_that_stay_in_the_cache(variant, monkeypatch):
+    # Sliced into 32 classes at a time; 71 leaves a rest. The labels are in the first, the middle and the last slice.
+    monkeypatch.setattr("hetxl.functional.engine.evaluate.CACHED_LOGITS", 1)
+    head = make(variant, D, 71, dtype=torch.float64).double()
+    features, z = torch.randn(B, D, dtype=torch.float64), normals(head, B, samples=S)
+    ids = torch.tensor([0, 31, 32, 40, 63, 64, 70])
+    case = {"targets": check_targets(ids, torch.Size([B]), 71, "softmax"), "order": "samples", "reduction": "sum"}
+    expected = results(reference.mc_nll, head, features, z, torch.ones_like, **case)
+    assert_same(results(engine.mc_nll, head, features, z, torch.ones_like, **case), expected, 1e-10)

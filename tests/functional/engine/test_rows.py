@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetxl.functional import LogitDistribution
+from hetxl.functional.engine.gradients import Gradients
 from hetxl.functional.engine.inputs import GRADIENTS, gather_inputs
-from hetxl.functional.engine.rows import Gradients, narrow, row_block
+from hetxl.functional.engine.rows import narrow, row_block
 from support.cases import COVARIANCES, RESIDUALS, VARIANTS, make, normals
 
 B, D, K, S, TAU = 4, 5, 11, 6, 1.7
@@ -151,23 +152,6 @@ def test_only_what_is_needed_is_summed():
     assert [value is not None for value in gradients.finished()] == [True] + [False] * 8
     assert not gradients.any_noise
     assert "weight" not in gradients
-
-
-def test_gradients_come_in_the_precision_of_their_inputs_and_are_summed_in_a_wider_one():
-    head = make("het-xl", D, K, dtype=torch.bfloat16)
-    distribution = head.logit_distribution(torch.randn(B, D, dtype=torch.bfloat16))
-    inputs = gather_inputs(distribution, normals(head, B, dtype=torch.bfloat16), 1.0)
-    gradients = Gradients(inputs, frozenset({"bias", "weight"}))
-    for _ in range(300):
-        gradients.add("bias", torch.ones(K))
-        gradients.add_product("weight", slice(0, 2), torch.ones(2, 1), torch.ones(1, D, dtype=torch.bfloat16))
-    # bfloat16 alone would stop at 256.
-    assert gradients.of("bias").unique().tolist() == [300]
-    assert gradients.of("weight")[:2].unique().tolist() == [300]
-    assert gradients.of("weight")[2:].unique().tolist() == [0]
-    finished = gradients.finished()
-    assert finished[1].dtype == finished[2].dtype == torch.bfloat16
-    assert finished[0] is None
 
 
 def test_products_may_be_narrower_than_the_sums():

@@ -6,11 +6,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hetxl.functional.engine.gradients import Gradients
 from hetxl.functional.engine.inputs import Inputs
 from hetxl.functional.engine.plan import CACHED_LOGITS, Plan
-from hetxl.functional.engine.rows import Gradients, RowBlock, row_block
+from hetxl.functional.engine.rows import RowBlock, row_block
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.engine.softmax import (
+    VECTOR,
     MeanLogProbs,
     Mixer,
     Normalisers,
@@ -18,7 +20,6 @@ from hetxl.functional.engine.softmax import (
     log_probs_gradient,
     log_softmax_and_entropy,
     log_softmax_columns,
-    samples_nll,
     subtract_at_targets,
 )
 from hetxl.functional.links import log_mean_exp
@@ -78,16 +79,44 @@ class Evaluation:
         if self.plan.passes == 2:
             self._softmax_nll_in_two_passes(ids, weights, losses)
         elif self.plan.order == "samples":
-            for examples, block in self.blocks():
-                logits = block.logits(self.classes)
-                # The gradient is of rows, which are τ times the logits.
-                scaled = weights[examples] / self.inputs.temperature if self.backward else None
-                losses[examples] = samples_nll(logits, ids[examples], scaled)
-                if self.backward:
-                    block.backward(self.classes, logits)
+            self._samples_nll(ids, weights, losses)
         else:
             self._factors_nll(ids, weights, losses)
         return losses
+
+    def _samples_nll(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
+        """The sampled logits of all classes exist, [K, n, S], and are worked on a cache-sized slice at a time.
+
+        log_p = log_softmax(logits, 0)[y];  losses = -log_mean_exp(log_p)                       # [n]
+        gradient = (softmax(logits, 0) - onehot(y)) * softmax(log_p) * weights / τ              # [K, n, S]
+        """
+        size = self.inputs.num_classes * min(self.plan.batch_block, self.inputs.batch) * self.plan.rows
+        buffer = self.like.new_empty(size)
+        for examples, block in self.blocks():
+            labels, count = ids[examples], _length(examples)
+            logits = buffer[: self.inputs.num_classes * count * self.plan.rows].view(-1, count, self.plan.rows)
+            parts = list(_slices(self.inputs.num_classes, self._cached_classes(block)))
+            normalisers, tops = Normalisers(self.like, count, self.plan.rows), []
+            for part in parts:
+                found = block.logits(part, logits[part]).transpose(0, 1)  # [n, k, S]
+                tops.append(normalisers.add(found, labels, slice(None), part.start))
+            normaliser, log_p = normalisers.finished()
+            losses[examples] = -log_mean_exp(log_p, dim=-1)
+            if not self.backward:
+                continue
+            # The gradient is of rows, which are τ times the logits.
+            share = log_p.softmax(-1) * (weights[examples] / self.inputs.temperature).unsqueeze(-1)
+            for part, top in zip(parts, tops, strict=True):
+                logits[part].mul_(share * (top - normaliser).exp())
+                subtract_at_targets(logits[part], labels, share, part.start)
+                block.backward(part, logits[part])
+
+    def _cached_classes(self, block: RowBlock) -> int:
+        """Classes whose sampled logits stay in a processor's cache, in whole vectors; W's rows and their gradients have
+        to stay there as well."""
+        if not block.sliceable or self.like.device.type != "cpu":
+            return self.inputs.num_classes
+        return max(VECTOR, CACHED_LOGITS // (2 * block.count * self.plan.rows) // VECTOR * VECTOR)
 
     def _factors_nll(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
         mixer = self._mixer(self.inputs.num_classes)

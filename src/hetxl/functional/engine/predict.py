@@ -10,6 +10,7 @@ from hetxl.functional import reference
 from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import LogitDistribution, Order, choose_order
 from hetxl.functional.engine.evaluate import Evaluation, mixing_of
+from hetxl.functional.engine.gradients import Gradients
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.prune import (
@@ -22,7 +23,7 @@ from hetxl.functional.engine.prune import (
     sampled_with_others,
     sizes_for,
 )
-from hetxl.functional.engine.rows import Gradients, row_block
+from hetxl.functional.engine.rows import row_block
 from hetxl.functional.engine.setup import fusable, plan_for, product_precision
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.links import Link, sigmoid_entropy, softmax_entropy

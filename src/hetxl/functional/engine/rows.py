@@ -15,96 +15,9 @@ import torch
 from torch import Tensor
 
 from hetxl.functional.distribution import Order
-from hetxl.functional.engine.inputs import GRADIENTS, Inputs
+from hetxl.functional.engine.gradients import Gradients, gradient_products
+from hetxl.functional.engine.inputs import Inputs
 from hetxl.functional.noise import GaussianNoise
-
-
-class Gradients:
-    """Sums of gradients over blocks, kept in wide precision, for the inputs that need one.
-
-    Args:
-        inputs: of the evaluation.
-        needed: names of the inputs that need a gradient.
-    """
-
-    def __init__(self, inputs: Inputs, needed: frozenset[str]):
-        self.needed = needed
-        self.inputs = inputs
-        self._sums: dict[str, Tensor] = {}
-        self._written: dict[str, int] = {}
-        self._buffer: Tensor | None = None
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.needed
-
-    @property
-    def any_noise(self) -> bool:
-        """Whether anything behind the noise needs a gradient."""
-        return not self.needed.isdisjoint(("factors", "scale", "residual"))
-
-    def of(self, name: str) -> Tensor:
-        """The running sum for one input, like the input but wide; zeros at first."""
-        if name not in self._sums:
-            self._sums[name] = torch.zeros_like(getattr(self.inputs, name), dtype=self.inputs.wide)
-        sums = self._sums[name]
-        written = self._written.pop(name, None)
-        if written is not None:  # by products, which write before they add
-            sums[written:] = 0
-            self._written[name] = len(sums)
-        return sums
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """left [k, D] @ right [D, m] in wide precision, in memory that the next product takes over: fresh memory for
-        every block would cost the time to map it."""
-        wide, size = self.inputs.wide, left.shape[0] * right.shape[1]
-        if left.dtype != wide:
-            return (left @ right).to(wide)
-        if self._buffer is None or self._buffer.numel() < size:
-            self._buffer = None  # free it first
-            self._buffer = left.new_empty(size)
-        return torch.mm(left, right, out=self._buffer[:size].view(left.shape[0], right.shape[1]))
-
-    def add(self, name: str, value: Tensor, index: slice | None = None) -> None:
-        """Add to the sum of an input, or to a slice of its first dimension."""
-        if name in self.needed:
-            target = self.of(name)
-            (target if index is None else target[index]).add_(value)
-
-    def add_product(self, name: str, classes: slice, left: Tensor, right: Tensor) -> None:
-        """Add left [k, m] @ right [m, D] to the rows of a weight that belong to `classes`."""
-        if name not in self.needed:
-            return
-        if name not in self._sums:
-            self._sums[name] = torch.empty_like(getattr(self.inputs, name), dtype=self.inputs.wide)
-            self._written[name] = 0
-        target = self._sums[name][classes]
-        right = right.to(gradient_products(right.dtype))
-        # The first block of examples writes, the others add: no pass over the weight to make it zero.
-        first = classes.start >= self._written[name]
-        self._written[name] = max(self._written[name], classes.stop)
-        if left.dtype == right.dtype == target.dtype:
-            torch.mm(left, right, out=target) if first else target.addmm_(left, right)
-        else:
-            found = left.to(right.dtype) @ right
-            target.copy_(found) if first else target.add_(found)
-
-    def finished(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """One gradient for each of `GRADIENTS`, in the precision of its input; None where none is needed.
-
-        A scale is taken in before the precision is narrowed: small gradients are why losses in float16 are scaled.
-        """
-        found = []
-        for name in GRADIENTS:
-            value = self.of(name) if name in self.needed else None
-            if value is not None and scale is not None:
-                value = value.mul_(scale.to(value.dtype))
-            found.append(None if value is None else value.to(getattr(self.inputs, name).dtype))
-        return tuple(found)
-
-
-def gradient_products(products: torch.dtype) -> torch.dtype:
-    """The precision of products with gradients: float16 would lose the small ones, which no loss scale has reached."""
-    return torch.float32 if products == torch.float16 else products
 
 
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,7 +71,12 @@ class RowBlock(ABC):
         order: "factors" or "samples".
         products: precision of the matrix products.
         gradients: where `backward` adds what it finds.
+
+    Attributes:
+        sliceable: whether several blocks of classes can be lifted before the first of them goes back.
     """
+
+    sliceable = False
 
     def __init__(self, inputs: Inputs, examples: slice, order: Order, products: torch.dtype, gradients: Gradients):
         self.inputs = inputs
@@ -175,9 +93,9 @@ class RowBlock(ABC):
     def lift(self, classes: slice) -> Tensor:
         """The rows [k, n, P] of some classes, in wide precision."""
 
-    def logits(self, classes: slice) -> Tensor:
-        """Samples-first, the rows are the sampled logits: rows / τ, [k, n, S]."""
-        return self.lift(classes).div_(self.inputs.temperature)
+    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
+        """Samples-first, the rows are the sampled logits: rows / τ, [k, n, S], in `out` if there is one."""
+        return torch.div(self.lift(classes), self.inputs.temperature, out=out)
 
     @abstractmethod
     def backward(self, classes: slice, gradient: Tensor) -> None:
@@ -225,6 +143,8 @@ class RowBlock(ABC):
 class ClassifierRows(RowBlock):
     """DET and HET-XL: every row, of the mean and of the noise alike, goes through the classifier in one product."""
 
+    sliceable = True
+
     def __init__(self, *args):
         super().__init__(*args)
         features = self.inputs.features
@@ -242,22 +162,23 @@ class ClassifierRows(RowBlock):
 
     def lift(self, classes: slice) -> Tensor:
         """W rowsᵀ + b, [k, n, P]; the bias belongs to the mean."""
-        return self._lift(classes, self.flat, self.inputs.bias)
+        return self._lift(classes, self.flat)
 
-    def logits(self, classes: slice) -> Tensor:
+    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
         """τ divides the rows before they become K times as many."""
-        bias, temperature = self.inputs.bias, self.inputs.temperature
-        scaled = narrow(self.flat / temperature, self.products)
-        return self._lift(classes, scaled, None if bias is None else bias / temperature)
+        temperature = self.inputs.temperature
+        return self._lift(classes, narrow(self.flat / temperature, self.products), temperature, out)
 
-    def _lift(self, classes: slice, flat: Tensor, bias: Tensor | None) -> Tensor:
-        weight = self.inputs.weight
+    def _lift(self, classes: slice, flat: Tensor, divide: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        weight, bias = self.inputs.weight, self.inputs.bias
         assert weight is not None
-        lifted = self.gradients.product(narrow(weight[classes], self.products), flat.T)
+        out = None if out is None else out.flatten(1)
+        lifted = self.gradients.product(narrow(weight[classes], self.products), flat.T, out)
         lifted = lifted.unflatten(1, self.rows.shape[:2])
         if bias is not None:
             mean = lifted if self.order == "samples" else lifted[:, :, :1]
-            mean += bias[classes, None, None]
+            shift = bias[classes] if divide is None else bias[classes] / divide
+            mean += shift[:, None, None]
         return lifted
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
