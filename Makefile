@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,plots,hf,timm
+EXTRAS := dev,data,plots,tensorboard,hf,timm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel of pyright carries the type checker: no download on first use.
@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := true
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint types bench docs wheel clean
+.PHONY: help setup run test test-slow lint types browser bench docs wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,10 +27,10 @@ $(STAMP): pyproject.toml constraints.txt tests/support/torchvision_ops.py
 	  echo 'import _hetxl_torchvision_ops' > "$$site/_hetxl_torchvision_ops.pth"
 	@touch $@
 
-run: $(STAMP) ## compare the four heads on a small random problem
-	@$(BIN)/python examples/four_heads.py
+run: $(STAMP) ## train all heads on Python's own source code and compare them (about 5 minutes)
+	@$(BIN)/hetxl compare
 
-test: $(STAMP) lint types ## format, lint, types and tests: what a change must pass
+test: $(STAMP) lint types browser ## format, lint, types and tests: what a change must pass
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -40,13 +40,18 @@ lint: $(STAMP)
 types: $(STAMP)
 	@$(BIN)/pyright --warnings
 
+browser: # a page is tested in a real browser: Debian's, installed where there is none
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+	  { echo "Installing chromium (once)"; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
+
 test-slow: $(STAMP) ## the tests that take minutes: the wheel in an empty environment
 	@$(BIN)/python -m pytest -m slow
 
-bench: $(STAMP) ## measure: samplers, methods, the engine against its bars (about 20 minutes)
+bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop against their bars (about 25 minutes)
 	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
+	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
 
 docs: $(STAMP) ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"

@@ -35,7 +35,7 @@ class Backbone:
 
 def _resnet152(name: str) -> Backbone:
     """The paper's ResNet152x1, D = 2048."""
-    with _importing("transformers", "hf", name), torch.device("meta"):
+    with importing("transformers", "hf", name), torch.device("meta"):
         from transformers import ResNetConfig, ResNetModel
 
         config = ResNetConfig(depths=[3, 8, 36, 3], hidden_sizes=[256, 512, 1024, 2048])
@@ -44,7 +44,7 @@ def _resnet152(name: str) -> Backbone:
 
 def _vit_l_32(name: str) -> Backbone:
     """The paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
-    with _importing("transformers", "hf", name), torch.device("meta"):
+    with importing("transformers", "hf", name), torch.device("meta"):
         from transformers import ViTConfig, ViTModel
 
         config = ViTConfig(
@@ -80,11 +80,11 @@ def build_backbone(name: str) -> Backbone:
 
 
 def _timm(name: str, model: str) -> Backbone:
-    with _importing("timm", "timm", name):
+    with importing("timm", "timm", name):
         import timm
 
         if not timm.is_model(model):
-            raise _unknown(name, "timm", model, timm.list_models())
+            raise unknown_model(name, "timm", model, timm.list_models())
         with _building(name):
             module: Any = timm.create_model(model, num_classes=0)
     # Some models widen their features once more in front of the classifier: num_features is the width before that.
@@ -93,22 +93,22 @@ def _timm(name: str, model: str) -> Backbone:
 
 
 def _transformers(name: str, model: str) -> Backbone:
-    with _importing("transformers", "hf", name):
+    with importing("transformers", "hf", name):
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
         if model not in MODEL_MAPPING_NAMES:
-            raise _unknown(name, "hf", model, list(MODEL_MAPPING_NAMES))
+            raise unknown_model(name, "hf", model, list(MODEL_MAPPING_NAMES))
         with _building(name):
             config = AutoConfig.for_model(model)
-            features = _hidden_size(config)
+            features = hidden_size(config)
             module = AutoModel.from_config(config) if features else None
     if features is None or module is None:
         raise ValueError(f"backbone {name!r} states no single feature size; count its head alone with --features D")
     return Backbone(name, features, module)
 
 
-def _hidden_size(config: Any) -> int | None:
+def hidden_size(config: Any) -> int | None:
     """D from a configuration of transformers, whose families name it differently; None when it has none."""
     for field in ("hidden_size", "hidden_sizes", "d_model", "hidden_dim"):
         size = getattr(config, field, None)
@@ -119,7 +119,8 @@ def _hidden_size(config: Any) -> int | None:
     return None
 
 
-def _unknown(name: str, library: str, model: str, known: list[str]) -> ValueError:
+def unknown_model(name: str, library: str, model: str, known: list[str]) -> ValueError:
+    """What to raise for a model that a library does not have; it names the nearest one."""
     near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)
     return ValueError(f"backbone {name!r} names none of {len(known)} models; did you mean '{library}:{near[0]}'?")
 
@@ -140,7 +141,7 @@ def _building(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _importing(library: str, extra: str, name: str) -> Iterator[None]:
+def importing(library: str, extra: str, name: str) -> Iterator[None]:
     """Turns what a missing or broken library raises into an error that says what to do.
 
     A torchvision built for another torch raises a RuntimeError as it is imported; transformers, which imports its

@@ -161,3 +161,16 @@ def test_slices_that_stay_in_the_cache(variant, monkeypatch):
     case = {"targets": check_targets(ids, torch.Size([B]), 71, "softmax"), "order": "samples", "reduction": "sum"}
     expected = results(reference.mc_nll, head, features, z, torch.ones_like, **case)
     assert_same(results(engine.mc_nll, head, features, z, torch.ones_like, **case), expected, 1e-10)
+
+
+@pytest.mark.parametrize("order", ["samples", "factors"])
+def test_log_probabilities_that_underflow(order):
+    # Some classes of some examples are far below the smallest float32; the others are computed the fast way.
+    head = head_of("het-xl", dtype=torch.float32)
+    features, z = torch.randn(B, D), normals(head, B, samples=S, dtype=torch.float32)
+    features[:2] *= 2000
+    distribution = head.logit_distribution(features)
+    expected = reference.mc_log_probs(distribution, z, temperature=1.0, link="softmax", order=order)
+    found = engine.mc_log_probs(distribution, z, temperature=1.0, link="softmax", order=order)
+    assert expected.min() < -500
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

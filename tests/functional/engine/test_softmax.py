@@ -14,6 +14,7 @@ from hetxl.functional.engine.softmax import (
     log_probs_gradient,
     log_softmax_columns,
     subtract_at_targets,
+    sum_of_softmax,
 )
 from hetxl.functional.links import log_mean_exp, mean_softmax
 
@@ -70,6 +71,19 @@ def test_a_mixer_multiplies_there_and_back(group):
         close(mixer.gradient(), once * kept[:, None] + once)
         mixer.add(values, mixing)
         close(mixer.gradient(), once * kept[:, None] + 2 * once)
+
+
+@pytest.mark.parametrize("class_major", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+def test_sum_of_softmax(class_major, scale):
+    logits = tensor(G, K, S, scale=scale)
+    work = logits.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
+    work = work if class_major else logits.clone()
+    entropies = torch.ones(G, dtype=torch.float64)
+    found = sum_of_softmax(work, torch.empty(2 * logits.numel(), dtype=torch.float64), entropies)
+    probs = logits.softmax(1)
+    close(found, probs.sum(-1))
+    close(entropies, 1 + torch.special.entr(probs).sum((1, 2)))
 
 
 @pytest.mark.parametrize("sample_block", [1, 2, 3, S, S + 4])

@@ -18,13 +18,16 @@ from hetxl.functional.engine.softmax import (
     Normalisers,
     factors_nll,
     log_probs_gradient,
-    log_softmax_and_entropy,
     log_softmax_columns,
     subtract_at_targets,
+    sum_of_softmax,
 )
 from hetxl.functional.links import log_mean_exp
 
 NONE: frozenset[str] = frozenset()
+
+UNDERFLOW = 1e6
+"""How near to the smallest number a mean probability may come before it is computed in the logarithm."""
 
 
 def _slices(total: int, block: int) -> Iterator[slice]:
@@ -193,18 +196,34 @@ class Evaluation:
         for examples, block in self.blocks():
             rows = block.lift(self.classes)
             for group, inside in self._groups(examples):
-                mean = MeanLogProbs(self.like, _length(group), self.inputs.num_classes)
+                out[group] = 0
                 for logits, _ in self._mixed(rows[:, inside], group):
-                    if not entropy:
-                        mean.add(log_softmax_columns(logits))
-                        continue
                     if scratch.numel() < logits.numel():
                         scratch = self.like.new_empty(logits.numel())
-                    log_probs, entropies = log_softmax_and_entropy(logits, scratch)
-                    expected[group] += entropies.sum(-1) / self.inputs.samples
-                    mean.add(log_probs)
-                out[group] = mean.finished()
+                    out[group] += sum_of_softmax(logits, scratch, expected[group] if entropy else None)
+        expected /= self.inputs.samples
+        out /= self.inputs.samples
+        if out.is_meta:  # shapes alone
+            return out, expected
+        # One look at the end, not one for each block: a device is not waited for in between.
+        lost = (out < UNDERFLOW * torch.finfo(out.dtype).tiny).any(-1).nonzero().squeeze(-1)
+        out.log_()
+        if len(lost):
+            others = Evaluation(self.inputs.of_examples(lost), self.plan, self.products)
+            out[lost] = others._log_probs_in_the_logarithm()
         return out, expected
+
+    def _log_probs_in_the_logarithm(self) -> Tensor:
+        """log p̄, [B, K], with two exponentials a logit instead of one: also right where p̄ underflows."""
+        out = self.like.new_empty(self.inputs.batch, self.inputs.num_classes)
+        for examples, block in self.blocks():
+            rows = block.lift(self.classes)
+            for group, inside in self._groups(examples):
+                mean = MeanLogProbs(self.like, _length(group), self.inputs.num_classes)
+                for logits, _ in self._mixed(rows[:, inside], group):
+                    mean.add(log_softmax_columns(logits))
+                out[group] = mean.finished()
+        return out
 
     def _log_probs_in_two_passes(self, out: Tensor, expected: Tensor) -> None:
         """The classes in blocks: a first pass for the normalisers, a second for the means."""

@@ -177,19 +177,28 @@ def log_softmax_columns(logits: Tensor) -> Tensor:
     return logits.sub_(logits.exp().sum(1, keepdim=True).log_())
 
 
-def log_softmax_and_entropy(logits: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """log_softmax over the classes in place of the logits [g, K, s], and the entropies [g, s].
+def sum_of_softmax(logits: Tensor, scratch: Tensor, entropies: Tensor | None) -> Tensor:
+    """The softmax over the classes summed over the samples, with one exponential a logit.
+
+        logits.softmax(1).sum(-1)
 
     Args:
         logits: [g, K, s]; overwritten.
         scratch: a flat tensor of at least as many elements.
+        entropies: [g], to which the entropies of the samples are added; None if they are not wanted.
+
+    Returns:
+        [g, K]
     """
-    logits.sub_(logits.amax(1, keepdim=True))
-    scaled = torch.exp(logits, out=scratch[: logits.numel()].view(logits.shape))
-    total = scaled.sum(1, keepdim=True)
-    inner = scaled.mul_(logits).sum(1)
-    log_total = total.log()
-    return logits.sub_(log_total), (log_total - inner.unsqueeze(1) / total).squeeze(1)
+    logits.sub_(column_max(logits).unsqueeze(1))
+    # Like the logits in memory, which may be class-major.
+    scaled = scratch[: logits.numel()].as_strided(logits.shape, logits.stride())
+    torch.exp(logits, out=scaled)
+    total = scaled.sum(1)  # [g, s]
+    if entropies is not None:
+        inner = logits.mul_(scaled).sum(1)
+        entropies += (total.log() - inner / total).sum(-1)
+    return torch.bmm(scaled, total.reciprocal_().unsqueeze(-1)).squeeze(-1)
 
 
 class MeanLogProbs:

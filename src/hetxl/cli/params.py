@@ -1,45 +1,17 @@
-"""The `hetxl` command: it parses, then calls the library."""
+"""`hetxl params`: how large the four heads are."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from hetxl import __version__
+from hetxl.cli.errors import one_line_errors
 from hetxl.profiling.backbones import build_backbone
 from hetxl.profiling.paper import compare_with_paper, paper_table
 from hetxl.profiling.parameters import check_size, compare_heads, memory_table, parameter_table
 
-# Plain errors and help: one line is one line, wherever it is read. Tracebacks never show the values of variables.
-app = typer.Typer(
-    name="hetxl",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    pretty_exceptions_show_locals=False,
-)
 
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"hetxl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def hetxl(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Classifier heads for many classes and noisy labels."""
-
-
-@app.command()
 def params(
     backbone: Annotated[
         str | None, typer.Option(help="resnet152, vit-l/32, timm:NAME or hf:MODEL_TYPE.", show_default=False)
@@ -71,7 +43,7 @@ def params(
         "buckets": buckets,
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    with _one_line_errors():
+    with one_line_errors():
         if backbone is None and features is None:
             stray = [*(["classes"] if classes is not None else []), *given]
             if stray:
@@ -119,22 +91,3 @@ def _show_case(
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Bad input ends with one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        typer.echo("Error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
-
-
-def main() -> None:
-    """What the `hetxl` script calls."""
-    app(prog_name="hetxl")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,101 @@
+"""The speed of `hetxl train` beside that of a bare PyTorch loop with the same head.
+
+    python benchmarks/train.py [--quick] [--write docs/benchmarks.md]
+
+200,000 rows of 384 features and 20,000 classes, in a .npz file that is mapped. Both loops train one head with AdamW on
+batches of the same size; that of `hetxl train` also orders and reads the data, schedules the learning rate, clips,
+seeds every draw, writes a log and, at its end, a checkpoint. The two take turns.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from _bars import HEADER, Bar, Row
+from _page import markdown_table, replace_between
+from _timing import interleaved_medians, machine
+
+import hetxl
+from hetxl.data import open_dataset
+from hetxl.data.broken import BrokenLimit
+from hetxl.training.checkpoint import Checkpoints
+from hetxl.training.config import TrainConfig
+from hetxl.training.distributed import World
+from hetxl.training.log import Log
+from hetxl.training.loop import Trainer
+from hetxl.training.model import build_model
+from hetxl.training.progress import Narrator
+
+SHARE = 0.9
+"""Of the bare loop's speed, at least."""
+
+
+def measure(folder: Path, rows: int, features: int, classes: int, steps: int, rounds: int) -> Row:
+    """The speed of the loop of `hetxl train`, as a share of the bare loop's."""
+    generator = np.random.default_rng(0)
+    np.savez(
+        folder / "data.npz",
+        features=generator.standard_normal((rows, features), dtype=np.float32),
+        labels=np.concatenate([np.arange(classes), generator.integers(0, classes, rows - classes)]),
+    )
+    dataset = open_dataset(folder / "data.npz")
+    config = TrainConfig(head="het-xl", steps=steps, evaluate_every=steps, device="cpu")
+    number = iter(range(10**6))
+
+    def ours() -> None:
+        place = folder / f"run{next(number)}"
+        model = build_model(config, dataset.input, dataset.num_classes, "softmax")
+        checkpoints = Checkpoints(place / "checkpoints")
+        world, narrator = World(torch.device("cpu")), Narrator(quiet=True)
+        trainer = Trainer(config, model, dataset.splits["train"], steps, checkpoints, world, narrator, BrokenLimit())
+        log = Log(place / "log.jsonl")
+        trainer.train(log, lambda: {"nll": 0.0})
+        log.close()
+
+    everything = torch.from_numpy(np.load(folder / "data.npz")["features"])
+    labels = torch.from_numpy(np.load(folder / "data.npz")["labels"])
+
+    def bare() -> None:
+        torch.manual_seed(0)
+        head = hetxl.HetXLHead(features, classes, train_samples=config.train_samples)
+        optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3)
+        order = torch.randperm(rows)
+        for step in range(steps):
+            batch = order[step * config.batch_size : (step + 1) * config.batch_size]
+            loss = head(everything[batch], labels[batch])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    found = interleaved_medians({"ours": ours, "bare": bare}, rounds)
+    name = f"hetxl train, {rows:,} × {features} features, K = {classes:,}, B = {config.batch_size}, S = "
+    name += f"{config.train_samples}: speed over a bare loop's"
+    detail = f"{steps / found['ours']:.2f} against {steps / found['bare']:.2f} steps/s"
+    return Row(name, found["bare"] / found["ours"], Bar(SHARE, at_least=True), detail)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run with small sizes; the bar cannot be missed")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = (2000, 16, 50, 4, 1) if options.quick else (200_000, 384, 20_000, 40, 3)
+        row = measure(Path(folder), *sizes)
+    spent = time.perf_counter() - begin
+    text = markdown_table(HEADER, [row.cells()], left=2)
+    text += f"\n\nOn {machine(torch.get_num_threads())}; {spent:.0f} s."
+    print(text)
+    if options.write is not None:
+        options.write.write_text(replace_between(options.write.read_text(), text, "train.py"))
+    return int(row.verdict == "fail" and not options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

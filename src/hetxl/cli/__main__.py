@@ -1,0 +1,5 @@
+"""`python -m hetxl.cli`: the `hetxl` command."""
+
+from hetxl.cli import main
+
+main()

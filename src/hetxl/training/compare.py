@@ -1,0 +1,152 @@
+"""`hetxl compare`: the heads on the same data, from the same initial backbone, in the same order, for as many steps."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hetxl.data import describe
+from hetxl.data.dataset import Dataset
+from hetxl.evaluation.metrics import summarise
+from hetxl.evaluation.scaling import fit_temperature
+from hetxl.functional._checks import one_of
+from hetxl.nn import FixedTemperature
+from hetxl.training.config import TrainConfig
+from hetxl.training.features import feature_batches
+from hetxl.training.files import read_json, write_json
+from hetxl.training.model import link_of
+from hetxl.training.order import derive
+from hetxl.training.progress import Narrator, duration
+from hetxl.training.results import evaluate_split, result_of, write_evaluation
+from hetxl.training.run import Run, load_run, save_model, start_run
+from hetxl.training.train import open_data, train
+
+SMOOTHING = 0.1
+SCALED = "DET + temperature scaling"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A head as it takes part in a comparison."""
+
+    name: str
+    label: str
+    options: dict[str, object]
+
+
+VARIANTS = {
+    "det": Variant("det", "DET", {"head": "det"}),
+    "det-smoothed": Variant("det-smoothed", "DET + label smoothing", {"head": "det", "label_smoothing": SMOOTHING}),
+    "het": Variant("het", "HET", {"head": "het"}),
+    "het-h": Variant("het-h", "HET-H", {"head": "het-h"}),
+    "het-xl": Variant("het-xl", "HET-XL", {"head": "het-xl"}),
+}
+"""What takes part, in the order of the table. DET with temperature scaling comes with DET."""
+
+
+def compare(
+    config: TrainConfig,
+    *,
+    heads: tuple[str, ...] = tuple(VARIANTS),
+    seeds: tuple[int, ...] = (0,),
+    narrator: Narrator | None = None,
+) -> Path:
+    """Train every head with every seed; what is finished already is kept.
+
+    Args:
+        config: of all runs; its head and seed are replaced.
+        heads: names of `VARIANTS`.
+        seeds: of the runs; one run of each head for each.
+        narrator: tells how far it is.
+
+    Returns:
+        The directory: compare.json and runs/.
+    """
+    narrator = narrator or Narrator()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("compare runs in one process; start single runs of several with torchrun … hetxl train")
+    for name in heads:
+        one_of("heads", name, VARIANTS)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
+    name = Path(config.data.split(":")[0]).stem or "data"
+    directory = Path("runs") / f"compare-{name}" if config.out is None else Path(config.out)
+    wanted = [VARIANTS[head] for head in heads]
+    runs = {(variant.name, seed): _config_of(config, variant, seed, directory) for seed in seeds for variant in wanted}
+    scaled = [directory / "runs" / f"det-scaled-seed{seed}" for seed in seeds if "det" in heads]
+    places = [Path(str(one.out)) for one in runs.values()] + scaled
+    if directory.exists() and (directory / "compare.json").exists() and all(map(_finished, places)):
+        for one in runs.values():  # of the same options, or say so
+            start_run(one, Path(str(one.out)))
+        narrator.say(f"{directory} is done already; remove it, or choose another --out, to run again")
+        return directory
+    dataset = open_data(config)
+    if link_of(config, dataset) == "sigmoid":
+        wanted = [variant for variant in wanted if variant.name != "det-smoothed"]
+    description = describe(dataset)
+    narrator.console.print(description)
+    total = len(wanted) * len(seeds)
+    narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}) into {directory}")
+    for seed in seeds:
+        for variant in wanted:
+            one = runs[variant.name, seed]
+            run = train(one, dataset=dataset, narrator=narrator, label=variant.label, description=description)
+            if variant.name == "det":
+                scale_temperature(run, directory / "runs" / f"det-scaled-seed{seed}", dataset, narrator)
+    labels = [variant.label for variant in wanted]
+    if "DET" in labels:
+        labels.insert(labels.index("DET") + 1, SCALED)
+    write_json(directory / "compare.json", {"baseline": "DET", "heads": labels, "seeds": list(seeds)})
+    spent = sum(read_json(place / "result.json").get("train_seconds") or 0 for place in places if _finished(place))
+    narrator.say(f"Trained for {duration(spent)} in all")
+    return directory
+
+
+def _finished(place: Path) -> bool:
+    return (place / "result.json").exists()
+
+
+def _config_of(config: TrainConfig, variant: Variant, seed: int, directory: Path) -> TrainConfig:
+    place = directory / "runs" / f"{variant.name}-seed{seed}"
+    return dataclasses.replace(config, seed=seed, out=str(place), **variant.options)  # pyright: ignore[reportArgumentType]
+
+
+def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Narrator) -> None:
+    """DET with τ fitted on the validation split afterwards (Guo et al.), as a run of its own.
+
+    Args:
+        run: of a deterministic head, finished.
+        directory: of the new run.
+        dataset: it was trained on.
+        narrator: tells the result.
+    """
+    if _finished(directory):
+        return
+    trained = load_run(run.path)
+    model, split = trained.model, dataset.splits.get("validation", dataset.splits["train"])
+    rows = np.arange(len(split))
+    limit = run.config.evaluation_examples
+    if limit and limit < len(rows):
+        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
+    device = next(model.parameters()).device
+    features, read = zip(*feature_batches(model.backbone, split, rows, run.config.workers, device), strict=True)
+    temperature = fit_temperature(model.head, features, split.labels.take(np.concatenate(read)))
+    model.head.temperature = FixedTemperature(temperature)
+    config = dataclasses.replace(run.config, out=str(directory), temperature=str(temperature))
+    scaled = start_run(config, directory)
+    save_model(scaled, model)
+    write_json(directory / "model.json", read_json(run.path / "model.json"))
+    counts = np.asarray(trained.class_counts)
+    name = "test" if "test" in dataset.splits else "validation"
+    options = {"seed": derive(config.seed, 15), "workers": config.workers, "class_names": dataset.class_names}
+    validation = evaluate_split(model, split, limit=limit, quiet=True, **options)
+    evaluation = evaluate_split(model, dataset.splits[name], limit=config.test_examples, confusions=True, **options)
+    metrics = {"validation": summarise(validation.records, counts)}
+    metrics[name] = write_evaluation(directory, evaluation, dataset, name, counts)
+    before = read_json(run.path / "result.json")
+    carried = {key: before[key] for key in ("head", "seed", "data", "train_seconds", "steps", "examples")}
+    result = result_of(SCALED, model, dataset, metrics, evaluation, derived_from=run.path.name, **carried)
+    write_json(directory / "result.json", result)
+    narrator.say(f"{SCALED}: τ = {temperature:.3f}, {name} NLL {metrics[name]['nll']:.3f}")

@@ -1,0 +1,75 @@
+"""Several processes, as started by torchrun; one process needs nothing."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, and where it computes."""
+
+    device: torch.device
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a small tensor over the processes."""
+        if self.processes > 1:
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.processes > 1:
+            dist.barrier()
+
+    def agree(self, flag: bool) -> bool:
+        """The leading process's answer."""
+        if self.processes == 1:
+            return flag
+        answer = torch.tensor([float(flag)], device=self.device)
+        dist.broadcast(answer, 0)
+        return bool(answer.item())
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name; "auto" takes an accelerator if there is one."""
+    if name != "auto":
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise ValueError(f"device must be auto, cpu, cuda, mps or another of torch's, found {name!r}") from None
+    if torch.accelerator.is_available():
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    return torch.device("cpu")
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    place = find_device(device)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        yield World(place)
+        return
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    started = not dist.is_initialized()
+    if started:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(place, dist.get_rank(), dist.get_world_size())
+    finally:
+        if started:
+            dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""`hetxl evaluate`: metrics of a trained run."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetxl.data import open_dataset
+from hetxl.data.dataset import SPLITS
+from hetxl.data.open import BUILT_IN
+from hetxl.data.spec import split_spec
+from hetxl.evaluation.metrics import summarise
+from hetxl.functional._checks import one_of
+from hetxl.training.distributed import find_device
+from hetxl.training.order import derive
+from hetxl.training.results import evaluate_split
+from hetxl.training.run import load_run
+from hetxl.training.train import open_data
+
+
+def evaluate_run(
+    run: str | Path,
+    data: str | None = None,
+    *,
+    split: str = "test",
+    labels: str | None = None,
+    method: str = "mc",
+    num_samples: int | None = None,
+    limit: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Metrics by name, as in result.json.
+
+    Args:
+        run: directory of a run.
+        data: other data of the same classes, all of it; None for the run's own.
+        split: which one, of data that has several.
+        labels: file with the labels of `data`.
+        method: of prediction.
+        num_samples: S, the run's own without.
+        limit: at most this many examples; 0 for all.
+        device: where to compute.
+    """
+    one_of("split", split, SPLITS)
+    trained = load_run(run, find_device(device))
+    config = trained.run.config
+    if data is None:
+        dataset = open_data(config)
+    elif split_spec(data)[0] in BUILT_IN:
+        dataset = open_data(replace(config, data=data, labels=labels, validation=None, test=None))
+    else:
+        dataset = open_dataset(
+            data, labels=labels, image_size=config.image_size, classes=trained.class_names, whole=True
+        )
+    if list(dataset.class_names) != list(trained.class_names):
+        raise ValueError(f"{run} was trained on other classes than this data has; was the data changed since?")
+    if (dataset.input.kind, tuple(dataset.input.shape)) != (trained.spec.kind, trained.spec.shape):
+        raise ValueError(
+            f"{run} takes {trained.spec.kind} of shape {list(trained.spec.shape)}, but this data has "
+            f"{dataset.input.kind} of shape {list(dataset.input.shape)}"
+        )
+    if split not in dataset.splits:
+        raise ValueError(f"split {split!r} is not in this data, which has {', '.join(dataset.splits)}")
+    found = evaluate_split(
+        trained.model,
+        dataset.splits[split],
+        limit=limit,
+        seed=derive(config.seed, 15),
+        workers=config.workers,
+        method=method,
+        num_samples=num_samples,
+    )
+    counts = None if trained.class_counts is None else np.asarray(trained.class_counts)
+    return summarise(found.records, counts)

@@ -1,0 +1,297 @@
+"""The training loop. Its state after a step is a function of the configuration, the data and the state before it: all
+randomness is seeded by the step, so a run that was killed and resumed is the run that was never killed, bit for bit."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hetxl.data.broken import BrokenLimit
+from hetxl.data.dataset import Split
+from hetxl.functional import LabelLists
+from hetxl.training.average import MovingAverage
+from hetxl.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from hetxl.training.config import TrainConfig
+from hetxl.training.distributed import World
+from hetxl.training.loader import Parts, batches, to_device
+from hetxl.training.log import Log
+from hetxl.training.model import Model
+from hetxl.training.order import Order, derive
+from hetxl.training.progress import Narrator
+from hetxl.training.schedule import build_optimizer, learning_rate_at, set_learning_rate
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass
+class Progress:
+    """What a run knows beside its weights.
+
+    Attributes:
+        step: how many steps are done.
+        seconds: spent in them.
+        loss_sum: of the steps since the last line of the log.
+        loss_count: how many those are.
+        best_nll: lowest validation loss so far; None before the first evaluation.
+        since_best: evaluations since then.
+        stopped: whether it ended early.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best_nll: float | None = None
+    since_best: int = 0
+    stopped: bool = False
+
+
+class Trainer:
+    """Trains a model.
+
+    Args:
+        config: of the run.
+        model: on its device.
+        split: the training data.
+        steps: in all.
+        checkpoints: where they are kept.
+        world: the processes.
+        narrator: tells how far it is.
+        broken: counts examples that cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: Model,
+        split: Split,
+        steps: int,
+        checkpoints: Checkpoints,
+        world: World,
+        narrator: Narrator,
+        broken: BrokenLimit,
+    ):
+        self.config, self.model, self.split, self.steps = config, model, split, steps
+        self.checkpoints, self.world, self.narrator, self.broken = checkpoints, world, narrator, broken
+        self.average = MovingAverage(model, config.ema) if config.ema else None
+        self.progress = Progress()
+        self.noise = torch.Generator(device=world.device)
+        dtype = PRECISIONS[config.precision]
+        self.autocast = lambda: contextlib.nullcontext() if dtype is None else torch.autocast(world.device.type, dtype)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == torch.float16)
+        self.parts = Parts(config.batch_size, config.accumulate, world.rank, world.processes)
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.trained:
+            raise ValueError("nothing to train: every parameter of the model is frozen")
+        self.optimizer = build_optimizer(model, config)
+        self.called: nn.Module = model
+        if world.processes > 1:
+            # The noise's modules are used in every step of every head: no parameter stays without a gradient.
+            self.called = DistributedDataParallel(model)
+
+    def train(self, log: Log | None, evaluate: Callable[[], dict[str, float]]) -> Progress:
+        """Go on to the last step.
+
+        Args:
+            log: where lines go; None in processes that do not lead.
+            evaluate: gives validation metrics, "nll" among them; called in the leading process, with the averaged
+                weights if there are any.
+        """
+        config, progress = self.config, self.progress
+        evaluate_every = config.evaluate_every or max(1, -(-self.steps // 10))
+        checkpoint_every = config.checkpoint_every or evaluate_every
+        order = Order(len(self.split), derive(config.seed, 12))
+        feed = batches(self.split, order, self.parts, progress.step, self.steps, config.workers)
+        bar = self.narrator.bar(config.head.upper(), self.steps, progress.step)
+        # The loss is summed where it is computed: reading it at every step would wait for the device.
+        loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64)
+        with bar, torch.random.fork_rng(devices=[]):
+            self.model.train()
+            while progress.step < self.steps and not progress.stopped:
+                begin, loss = time.perf_counter(), math.nan
+                loss_sum += self._step(progress.step, feed)
+                progress.step += 1
+                progress.loss_count += 1
+                last = progress.step == self.steps
+                logged = progress.step % config.log_every == 0 or last
+                evaluated = progress.step % evaluate_every == 0 or last
+                if logged:
+                    loss = self._finite(self.world.sum(loss_sum.clone()).item() / progress.loss_count)
+                progress.seconds += time.perf_counter() - begin
+                if logged:
+                    self._log(log, loss)
+                    bar.to(progress.step, self._status(loss))
+                    loss_sum.zero_()
+                    progress.loss_count = 0
+                improved = self._evaluate(log, evaluate) if evaluated else False
+                if evaluated or progress.step % checkpoint_every == 0:
+                    progress.loss_sum = loss_sum.item()
+                    self._save(best=improved)
+        return progress
+
+    def _step(self, step: int, feed: Iterator[tuple[Any, Tensor | LabelLists]]) -> Tensor:
+        """One step of the optimiser; gives this process's share of the mean loss."""
+        config = self.config
+        rate = learning_rate_at(step, self.steps, config)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        total, read = torch.zeros((), dtype=torch.float64), 0
+        smoothing = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
+        for accumulated in range(config.accumulate):
+            fetched, targets = next(feed)
+            self.broken.add(fetched)
+            part = self.parts.part(accumulated)
+            self.noise.manual_seed(derive(config.seed, step, part, 13))
+            torch.manual_seed(derive(config.seed, step, part, 14))  # dropout and the like
+            waits = accumulated + 1 < config.accumulate and isinstance(self.called, DistributedDataParallel)
+            with self.called.no_sync() if waits else contextlib.nullcontext():  # pyright: ignore[reportCallIssue]
+                with self.autocast():
+                    loss = self.called(
+                        fetched.inputs.to(self.world.device, non_blocking=True),
+                        to_device(targets, self.world.device),
+                        reduction="sum",
+                        generator=self.noise,
+                        **smoothing,
+                    )
+                # The mean over the batch; processes average their gradients, parts add theirs.
+                self.scaler.scale(loss * (self.world.processes / config.batch_size)).backward()
+            total += loss.detach().double().cpu()
+            read += len(fetched.rows)
+        if read != self.parts.batch_size // self.world.processes or self.world.processes > 1:
+            self._correct_for_missing(read)
+        if config.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.trained, config.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update(self.model, step)
+        return total / config.batch_size
+
+    def _correct_for_missing(self, read: int) -> None:
+        """Make gradients those of the mean over the examples that could be read."""
+        total = int(self.world.sum(torch.tensor([float(read)], device=self.world.device)).item())
+        if total and total != self.config.batch_size:
+            for parameter in self.trained:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.config.batch_size / total)
+
+    def _finite(self, loss: float) -> float:
+        if math.isfinite(loss):
+            return loss
+        steps = self.checkpoints.steps()
+        where = f"; the last checkpoint is of step {steps[-1]}" if steps else ""
+        raise FloatingPointError(
+            f"the loss is {loss} after step {self.progress.step}{where}. Lower --learning-rate "
+            f"(now {self.config.learning_rate:g}), raise --warmup, or set --clip below {self.config.clip or 1:g}"
+        )
+
+    def _temperature(self) -> float:
+        with torch.no_grad():
+            return float(self.model.head.temperature())
+
+    def _status(self, loss: float) -> str:
+        speed = self._speed()
+        return f"loss {loss:.3f}  τ {self._temperature():.3f}  {speed:,.0f} examples/s"
+
+    def _speed(self) -> float:
+        return self.progress.step * self.config.batch_size / max(self.progress.seconds, 1e-9)
+
+    def _log(self, log: Log | None, loss: float) -> None:
+        if log is not None:
+            log.write(
+                "step",
+                step=self.progress.step,
+                seconds=round(self.progress.seconds, 3),
+                examples=self.progress.step * self.config.batch_size,
+                loss=loss,
+                temperature=self._temperature(),
+                learning_rate=learning_rate_at(self.progress.step - 1, self.steps, self.config),
+                examples_per_second=round(self._speed(), 1),
+            )
+
+    def _evaluate(self, log: Log | None, evaluate: Callable[[], dict[str, float]]) -> bool:
+        """Whether this is the best so far; sets `stopped` when patience is at its end."""
+        progress, improved = self.progress, False
+        if self.world.leads:
+            self.model.eval()
+            with self.averaged():
+                found = evaluate()
+            self.model.train()
+            self._finite(found["nll"])
+            if log is not None:
+                log.write("evaluation", step=progress.step, seconds=round(progress.seconds, 3), **found)
+            improved = progress.best_nll is None or found["nll"] < progress.best_nll
+            progress.best_nll = found["nll"] if improved else progress.best_nll
+            progress.since_best = 0 if improved else progress.since_best + 1
+            progress.stopped = bool(self.config.patience) and progress.since_best >= self.config.patience
+        progress.stopped = self.world.agree(progress.stopped)
+        return improved
+
+    def averaged(self) -> contextlib.AbstractContextManager:
+        """Inside, the model has its averaged weights, if there are any."""
+        return contextlib.nullcontext() if self.average is None else self.average.applied(self.model)
+
+    def _save(self, best: bool) -> None:
+        if self.world.leads:
+            self.checkpoints.save(Checkpoint(self.progress.step, self._tensors(), self._state()), best)
+        self.world.wait()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self._named():
+            moments = self.optimizer.state.get(parameter, {})
+            found |= {f"optimizer.{key}.{name}": moments[key] for key in MOMENTS if key in moments}
+        if self.average is not None:
+            found |= {f"average.{name}": value for name, value in self.average.values.items()}
+        return found
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for group in self.optimizer.param_groups:
+            yield from zip(group["names"], group["params"], strict=True)
+
+    def _state(self) -> dict[str, Any]:
+        return {"progress": vars(self.progress).copy(), "scaler": self.scaler.state_dict(), "seed": self.config.seed}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up the state of a checkpoint."""
+        tensors = checkpoint.tensors
+        try:
+            load_weights(self.model, checkpoint)
+            for name, parameter in self._named():
+                stored = {key: tensors[f"optimizer.{key}.{name}"] for key in MOMENTS}
+                stored = {
+                    key: value if key == "step" else value.to(parameter.device, parameter.dtype)
+                    for key, value in stored.items()
+                }
+                self.optimizer.state[parameter] = stored
+            if self.average is not None:
+                self.average.load({name: tensors[f"average.{name}"] for name in self.average.values})
+            self.progress = Progress(**checkpoint.state["progress"])
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint of step {checkpoint.step} is of another model or version: {error}; "
+                "start in another directory (--out)"
+            ) from None
+        self.scaler.load_state_dict(checkpoint.state["scaler"])
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, averaged: bool = False) -> None:
+    """Put a checkpoint's weights into a model; the averaged ones where there are some, if wanted."""
+    state = _with_prefix(checkpoint.tensors, "model.")
+    if averaged:
+        state |= {
+            name: value.to(state[name].dtype) for name, value in _with_prefix(checkpoint.tensors, "average.").items()
+        }
+    model.load_state_dict(state)
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

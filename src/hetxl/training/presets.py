@@ -1,0 +1,34 @@
+"""Options of comparisons on built-in data, chosen so that a first look takes minutes on two cores."""
+
+from typing import Any
+
+PYCODE: dict[str, Any] = {
+    "steps": 400,
+    "batch_size": 512,
+    "learning_rate": 2e-3,
+    "temperature_init": 1.0,
+    "rank": 10,
+    "train_samples": 4,
+    "eval_samples": 64,
+    "evaluation_examples": 1000,
+    "test_examples": 5000,
+}
+
+SYNTHETIC: dict[str, Any] = {
+    "epochs": 3.0,
+    "batch_size": 512,
+    "learning_rate": 1e-2,
+    "temperature": "1.0",
+    "rank": 8,
+    "train_samples": 16,
+    "eval_samples": 256,
+    "evaluation_examples": 2000,
+    "test_examples": 5000,
+}
+
+PRESETS = {"pycode": PYCODE, "synthetic": SYNTHETIC}
+
+
+def preset_for(data: str | None) -> dict[str, Any]:
+    """The options for a built-in dataset; none for a user's own."""
+    return PRESETS.get((data or "").partition(":")[0], {})

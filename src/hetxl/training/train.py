@@ -1,0 +1,231 @@
+"""`hetxl train`: from a configuration to a trained, evaluated run."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetxl.data import Description, describe, open_dataset
+from hetxl.data.broken import BrokenLimit
+from hetxl.data.dataset import Dataset, Split
+from hetxl.data.spec import split_spec
+from hetxl.evaluation.metrics import summarise
+from hetxl.training.config import TrainConfig
+from hetxl.training.distributed import World, world
+from hetxl.training.estimate import estimate
+from hetxl.training.features import cached_features
+from hetxl.training.files import write_json
+from hetxl.training.loader import Parts, to_device
+from hetxl.training.log import Log
+from hetxl.training.loop import Trainer, load_weights
+from hetxl.training.model import build_model, link_of
+from hetxl.training.order import Order, derive
+from hetxl.training.progress import Narrator
+from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
+from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
+
+LARGE = 30.0
+"""Seconds from which a run is worth an estimate before it starts."""
+
+
+def open_data(config: TrainConfig) -> Dataset:
+    """The dataset that a configuration names."""
+    name, options = split_spec(config.data)
+    return open_dataset(
+        name,
+        labels=config.labels,
+        validation=config.validation,
+        test=config.test,
+        image_size=config.image_size,
+        seed=config.data_seed,
+        **options,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def train(
+    config: TrainConfig,
+    *,
+    dataset: Dataset | None = None,
+    narrator: Narrator | None = None,
+    label: str | None = None,
+    description: Description | None = None,
+) -> Run:
+    """Train, evaluate on the test split, and write everything into the run's directory.
+
+    A directory with a run of the same configuration is taken up where it stopped; a finished one is left as it is.
+
+    Args:
+        config: all options.
+        dataset: opened already; None to open what the configuration names.
+        narrator: tells how far it is; None for one that prints.
+        label: how a report calls the run; the head's name without.
+        description: of the data, printed already; None to describe it, and print that.
+    """
+    narrator = narrator or Narrator()
+    with world(config.device) as processes:
+        if not processes.leads:
+            narrator = Narrator(quiet=True)
+        run = _start(config, processes)
+        if run.finished:
+            narrator.say(f"{run.path} is done; see result.json there, or hetxl report {run.path}")
+            return run
+        dataset = dataset or open_data(config)
+        if description is None and processes.leads:
+            description = describe(dataset)
+            narrator.console.print(description)
+        described = {} if description is None else description.as_dict()
+        _Job(config, run, dataset, processes, narrator, label or LABELS[config.head], described).go()
+    return run
+
+
+def _start(config: TrainConfig, processes: World) -> Run:
+    directory = default_directory(config) if config.out is None else Path(config.out)
+    run = start_run(config, directory) if processes.leads else Run(directory, config)
+    processes.wait()
+    return run
+
+
+class _Job:
+    """One training, from its data to its result."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: Run,
+        dataset: Dataset,
+        processes: World,
+        narrator: Narrator,
+        label: str,
+        description: dict[str, Any],
+    ):
+        self.config, self.run, self.dataset, self.processes = config, run, dataset, processes
+        self.narrator, self.label, self.description = narrator, label, description
+        if "train" not in dataset.splits:
+            raise ValueError(f"data {config.data!r} has no training split")
+        self.link = link_of(config, dataset)
+        self.model = build_model(config, dataset.input, dataset.num_classes, self.link).to(processes.device)
+        self.counts = dataset.splits["train"].labels.counts(dataset.num_classes)
+        self.view, self.splits = self.model, dataset.splits
+        if config.frozen and config.backbone not in ("auto", "none"):
+            self.view, self.splits = cached_features(run.path / "features", self.model, dataset, config, narrator)
+        rows = len(self.splits["train"])
+        self.steps = config.steps or max(1, round(config.epochs * rows / config.batch_size))
+
+    def go(self) -> None:
+        """Train and evaluate."""
+        leads, run, config = self.processes.leads, self.run, self.config
+        broken = BrokenLimit(path=run.path / "broken.txt" if leads else None)
+        trainer = Trainer(
+            config, self.view, self.splits["train"], self.steps, run.checkpoints, self.processes, self.narrator, broken
+        )
+        checkpoint, refused = run.checkpoints.latest()
+        for message in refused:
+            self.narrator.say(f"Not used: {message}")
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+            self.narrator.say(f"Going on from step {checkpoint.step:,} of {self.steps:,} in {run.path}")
+        self.processes.wait()
+        if leads:
+            run.checkpoints.discard_after(trainer.progress.step)
+            describe_model(run, self.dataset, self.link)
+            if checkpoint is None:
+                self._say_estimate(trainer.parts)
+        log = None
+        if leads:
+            events = run.path / "tensorboard" if config.tensorboard else None
+            log = Log(run.path / "log.jsonl", trainer.progress.step, events)
+        try:
+            progress = trainer.train(log, self._validate)
+        finally:
+            if log is not None:
+                log.close()
+        if broken.seen:
+            broken.finish()
+        self.processes.wait()
+        if leads:
+            self._finish(trainer, progress.seconds)
+        self.processes.wait()
+
+    def _say_estimate(self, parts: Parts) -> None:
+        order = Order(len(self.splits["train"]), derive(self.config.seed, 12))
+        rows, seeds = order.of(*parts.places(0, 0))
+        fetched = self.splits["train"].fetch(rows, seeds)
+        if not len(fetched.rows):
+            return
+        targets = self.splits["train"].labels.take(fetched.rows)
+        device = self.processes.device
+        found = estimate(
+            self.config, self.view, fetched.inputs.to(device), to_device(targets, device), self.steps, parts.accumulate
+        )
+        if found.seconds_per_step * found.steps >= LARGE or found.total > 2e9:
+            self.narrator.say(f"{self.label}: {found}")
+
+    def _validate(self) -> dict[str, float]:
+        name = "validation" if "validation" in self.splits else "train"
+        found = self._evaluate(self.splits[name], self.config.evaluation_examples)
+        metrics = summarise(found.records, self.counts)
+        shown = {key: value for key, value in metrics.items() if value is not None}
+        return {"split": name, **shown}  # pyright: ignore[reportReturnType]
+
+    def _evaluate(self, split: Split, limit: int, confusions: bool = False):
+        return evaluate_split(
+            self.view,
+            split,
+            class_names=self.dataset.class_names,
+            limit=limit,
+            seed=derive(self.config.seed, 15),
+            workers=self.config.workers,
+            confusions=confusions,
+            quiet=not confusions,
+        )
+
+    def _finish(self, trainer: Trainer, train_seconds: float) -> None:
+        """The last evaluation, of the weights that are kept: the last, or with early stopping the best."""
+        run, config = self.run, self.config
+        step = trainer.progress.step
+        if config.patience:
+            checkpoint, _ = run.checkpoints.best()
+            assert checkpoint is not None
+            load_weights(self.view, checkpoint, averaged=bool(config.ema))
+            step = checkpoint.step
+            context = torch.no_grad()
+        else:
+            context = trainer.averaged()
+        with context:
+            save_model(run, self.model)
+            begin = time.perf_counter()
+            metrics: dict[str, Any] = {}
+            if "validation" in self.splits:
+                metrics["validation"] = summarise(
+                    self._evaluate(self.splits["validation"], config.evaluation_examples).records, self.counts
+                )
+            name = "test" if "test" in self.splits else "validation" if "validation" in self.splits else "train"
+            evaluation = self._evaluate(self.splits[name], config.test_examples, confusions=True)
+            # Records count the rows of what was evaluated, which may be a file of features.
+            shown = dataclasses.replace(self.dataset, splits=self.splits)
+            metrics[name] = write_evaluation(run.path, evaluation, shown, name, np.asarray(self.counts))
+            result = result_of(
+                self.label,
+                self.model,
+                self.dataset,
+                metrics,
+                evaluation,
+                head=config.head,
+                seed=config.seed,
+                data=self.description,
+                train_seconds=train_seconds,
+                evaluate_seconds=time.perf_counter() - begin,
+                steps=step,
+                examples=step * config.batch_size,
+                stopped_early=trainer.progress.stopped,
+                derived_from=None,
+            )
+        write_json(run.path / "result.json", result)
+        found = metrics[name]
+        self.narrator.say(
+            f"{self.label}: {name} NLL {found['nll']:.3f}, precision@1 {found['precision@1']:.1%}, calibration error "
+            f"{found['calibration_error']:.1%}; {run.path}"
+        )

@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hetxl.cli.options import config_flags, resolve
+from hetxl.training.config import TrainConfig
+
+seen = []
+
+
+def command_of(**options):
+    app = typer.Typer()
+
+    @app.command()
+    @config_flags(**options)
+    def command(data: str = "pycode", *, given=(None, {})) -> None:
+        seen.append((data, given))
+
+    return app
+
+
+def test_every_option_is_a_flag():
+    text = CliRunner().invoke(command_of(without=("data",)), ["--help"], env={"COLUMNS": "400"}).output
+    for field in dataclasses.fields(TrainConfig):
+        if field.name != "data":
+            assert f"--{field.name.replace('_', '-')}" in text
+
+
+def test_only_what_is_given_arrives():
+    seen.clear()
+    line = ["--data", "x", "--rank", "3", "--frozen", "--no-pretrained", "--temperature", "0.5"]
+    result = CliRunner().invoke(command_of(without=("data",)), line)
+    assert result.exit_code == 0, result.output
+    given = {"rank": 3, "frozen": True, "pretrained": False, "temperature": "0.5"}
+    assert seen == [("x", (None, given))]
+
+
+def test_left_out_options_are_no_flags():
+    assert CliRunner().invoke(command_of(without=("data", "rank")), ["--rank", "3"]).exit_code == 2
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[head]\nrank = 7\ntrain_samples = 9\n[training]\nseed = 5\n")
+    config = resolve((file, {"rank": 8}), {"seed": 1, "batch_size": 32}, data="synthetic")
+    assert (config.rank, config.train_samples, config.seed, config.batch_size) == (8, 9, 5, 32)
+    assert config.data == "synthetic"
+
+
+def test_epochs_replace_the_steps_of_a_preset():
+    assert resolve((None, {"epochs": 2.0}), {"steps": 10}).steps is None
+    with pytest.raises(ValueError, match="exclude each other"):
+        resolve((None, {"epochs": 2.0, "steps": 3}))

@@ -1,0 +1,234 @@
+"""Embeddings from every form of file: the same rows and labels, and what is refused."""
+
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hetxl.data.arrays import check_finite, is_array_folder, load_arrays, read_parts
+from hetxl.data.assembly import Plan
+from hetxl.data.stored import open_arrays
+from hetxl.functional import LabelLists
+
+N, D = 40, 5
+FEATURES = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+LABELS = np.arange(N) % 4
+
+
+def rows_of(dataset):
+    """All rows of all splits as (features, class name), sorted."""
+    found = []
+    for split in dataset.splits.values():
+        every = np.arange(len(split))[::-1]  # any order
+        inputs = split.fetch(every).inputs
+        assert inputs.dtype == torch.float32
+        names = [dataset.class_names[label] for label in split.labels.take(every)]
+        found += zip(map(tuple, inputs.tolist()), names, strict=True)
+    return sorted(found)
+
+
+EXPECTED = sorted(zip(map(tuple, FEATURES.tolist()), map(str, LABELS.tolist()), strict=True))
+
+
+def npz(folder):
+    np.savez(folder / "data.npz", features=FEATURES, labels=LABELS)
+    return folder / "data.npz"
+
+
+def compressed(folder):
+    np.savez_compressed(folder / "data.npz", x=FEATURES, y=LABELS)
+    return folder / "data.npz"
+
+
+def safetensors(folder):
+    save_file({"embeddings": torch.from_numpy(FEATURES), "targets": torch.from_numpy(LABELS)}, folder / "d.safetensors")
+    return folder / "d.safetensors"
+
+
+def parquet(folder):
+    pq.write_table(pa.table({"features": list(FEATURES), "label": LABELS}), folder / "data.parquet")
+    return folder / "data.parquet"
+
+
+def npy_beside(folder):
+    np.save(folder / "data.npy", FEATURES)
+    (folder / "data_labels.txt").write_text("\n".join(map(str, LABELS)))
+    return folder / "data.npy"
+
+
+def folder_of_npy(folder):
+    np.save(folder / "features.npy", FEATURES)
+    np.save(folder / "labels.npy", LABELS)
+    return folder
+
+
+def folder_by_split(folder):
+    for name, part in (("train", slice(0, 30)), ("val", slice(30, 35)), ("test", slice(35, 40))):
+        np.save(folder / f"{name}.npy", FEATURES[part])
+        np.save(folder / f"{name}_labels.npy", LABELS[part])
+    return folder
+
+
+def folder_of_npz(folder):
+    np.savez(folder / "train.npz", features=FEATURES[:30], labels=LABELS[:30])
+    np.savez(folder / "test.npz", features=FEATURES[30:], labels=LABELS[30:])
+    return folder
+
+
+def npz_by_split(folder):
+    np.savez(
+        folder / "data.npz",
+        train_features=FEATURES[:30],
+        train_labels=LABELS[:30],
+        val_features=FEATURES[30:],
+        val_labels=LABELS[30:],
+    )
+    return folder / "data.npz"
+
+
+FORMS = [npz, compressed, safetensors, parquet, npy_beside, folder_of_npy, folder_by_split, folder_of_npz, npz_by_split]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_every_form_gives_the_same_rows(tmp_path, form):
+    (tmp_path / "in").mkdir()
+    dataset = load_arrays(form(tmp_path / "in"), cache=tmp_path / "cache")
+    assert list(dataset.splits) == ["train", "validation", "test"]
+    assert (dataset.input.kind, dataset.input.shape) == ("features", (D,))
+    assert rows_of(dataset) == EXPECTED
+
+
+def test_given_splits_keep_their_rows(tmp_path):
+    dataset = load_arrays(folder_by_split(tmp_path))
+    assert [len(split) for split in dataset.splits.values()] == [30, 5, 5]
+    np.testing.assert_array_equal(dataset.splits["test"].fetch(np.array([4, 0])).inputs, FEATURES[[39, 35]])
+    assert len(load_arrays(npz_by_split(tmp_path)).splits["validation"]) == 10
+
+
+def test_other_files_for_labels_and_splits(tmp_path):
+    np.save(tmp_path / "a.npy", FEATURES)
+    np.save(tmp_path / "other.npy", LABELS)
+    np.savez(tmp_path / "v.npz", features=FEATURES[:3], labels=LABELS[:3])
+    dataset = load_arrays(tmp_path / "a.npy", labels=tmp_path / "other.npy", validation=tmp_path / "v.npz")
+    assert [len(split) for split in dataset.splits.values()] == [36, 3, 4]
+    (tmp_path / "f").mkdir()
+    with pytest.raises(ValueError, match=r"test=.*v.npz was given, and .* has test rows of its own"):
+        load_arrays(folder_by_split(tmp_path / "f"), test=tmp_path / "v.npz")
+    with pytest.raises(ValueError, match=r"labels=.* goes with a .npy file"):
+        load_arrays(tmp_path / "v.npz", labels=tmp_path / "other.npy")
+
+
+def test_several_labels_in_a_row(tmp_path):
+    offsets = np.arange(N + 1) * 2
+    ids = np.stack((LABELS, LABELS + 1), axis=1).reshape(-1)
+    np.savez(tmp_path / "a.npz", features=FEATURES, labels=ids, label_offsets=offsets)
+    np.save(tmp_path / "x.npy", FEATURES)
+    np.save(tmp_path / "labels.npy", ids)
+    np.save(tmp_path / "label_offsets.npy", offsets)
+    lists = [[f"{label}", f"{label + 1}"] for label in LABELS]
+    pq.write_table(pa.table({"x": list(FEATURES), "labels": lists}), tmp_path / "b.parquet")
+    for path in (tmp_path / "a.npz", tmp_path / "x.npy", tmp_path / "b.parquet"):
+        dataset = load_arrays(path, cache=tmp_path / "cache")
+        assert dataset.multi_label
+        split = dataset.splits["test"]
+        taken = split.labels.take(np.array([1]))
+        assert isinstance(taken, LabelLists)
+        row = int(np.flatnonzero((split.fetch(np.array([1])).inputs.numpy() == FEATURES).all(axis=1))[0])
+        assert [dataset.class_names[label] for label in taken.classes] == lists[row]
+
+
+def test_class_names(tmp_path):
+    names = ["<script>", "a, b", "c\nd", "ü", "never"]
+    np.savez(tmp_path / "a.npz", features=FEATURES, labels=LABELS, class_names=np.array(names))
+    tensors = {"features": torch.from_numpy(FEATURES), "labels": torch.from_numpy(LABELS)}
+    save_file(tensors, tmp_path / "a.safetensors", {"class_names": json.dumps(names)})
+    for suffix in (".npz", ".safetensors"):
+        assert load_arrays(tmp_path / f"a{suffix}").class_names == names
+    (tmp_path / "f").mkdir()
+    folder_of_npy(tmp_path / "f")
+    (tmp_path / "f" / "class_names.txt").write_text("p\nq\nr\ns\n")
+    assert load_arrays(tmp_path / "f").class_names == ["p", "q", "r", "s"]
+    save_file(tensors, tmp_path / "b.safetensors", {"class_names": "a, b"})
+    with pytest.raises(ValueError, match="must be a JSON list of strings, found 'a, b'"):
+        load_arrays(tmp_path / "b.safetensors")
+    np.savez(tmp_path / "c.npz", features=FEATURES, labels=LABELS, class_names=np.array(["a", "b", "c", "d"]))
+    with pytest.raises(ValueError, match=r"class_names of .*c.npz differ from those of"):
+        load_arrays(tmp_path / "a.npz", test=tmp_path / "c.npz")
+
+
+def test_a_trained_runs_classes(tmp_path):
+    np.savez(tmp_path / "a.npz", features=FEATURES, labels=np.array(["cat", "dog"] * 20))
+    dataset = load_arrays(tmp_path / "a.npz", Plan(classes=["ant", "cat", "dog"], whole=True))
+    assert list(dataset.splits) == ["test"]
+    assert dataset.splits["test"].labels.ids.tolist() == [1, 2] * 20
+    with pytest.raises(ValueError, match="none of the 2 classes: 'dog'"):
+        load_arrays(tmp_path / "a.npz", Plan(classes=["ant", "cat"]))
+
+
+def test_a_split_is_small_when_pickled_and_reads_the_same(tmp_path):
+    np.savez(tmp_path / "a.npz", features=np.zeros((N, 5000), np.float32), labels=LABELS)
+    split = load_arrays(tmp_path / "a.npz").splits["train"]
+    text = pickle.dumps(split)
+    assert len(text) < 5000
+    assert torch.equal(pickle.loads(text).fetch(np.array([3])).inputs, split.fetch(np.array([3])).inputs)
+
+
+def test_values_that_are_not_finite(tmp_path):
+    bad = FEATURES.copy()
+    bad[7, 2], bad[30, 0], bad[31] = np.nan, np.inf, -np.inf
+    np.savez(tmp_path / "a.npz", features=bad, labels=LABELS)
+    with pytest.raises(ValueError, match=r"array 'features' of .*NaN or infinite .* in 3 of 40 rows, first in row 7 "):
+        load_arrays(tmp_path / "a.npz")
+    assert load_arrays(tmp_path / "a.npz", check=False).num_classes == 4
+    np.save(tmp_path / "b.npy", np.array([[1e300]]))
+    with pytest.raises(ValueError, match=r"\(as float32\) in 1 of 1 rows, first in row 0"):
+        check_finite(open_arrays(tmp_path / "b.npy")[""])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        ({"features": FEATURES, "labels": LABELS[:-1]}, ValueError, "has 40 rows and .* has labels for 39"),
+        (
+            {"features": FEATURES[0], "labels": LABELS[:5]},
+            ValueError,
+            r"must hold features \[n, D\], found shape \[5\]",
+        ),
+        ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "array 'features' of .* has no rows"),
+        ({"features": FEATURES[:, :0], "labels": LABELS}, ValueError, r"found shape \[40, 0\]"),
+        ({"features": FEATURES.astype(int), "labels": LABELS}, TypeError, "must be floating-point, found int64"),
+        ({"features": FEATURES}, ValueError, "has no labels: looked for labels, targets, y"),
+        (
+            {"feats": FEATURES, "labels": LABELS},
+            ValueError,
+            "must have a key features or embeddings or x, found 'feats'",
+        ),
+        ({"features": FEATURES, "labels": LABELS - 1}, ValueError, "must not be negative"),
+        (
+            {"train_x": FEATURES, "train_y": LABELS, "test_x": FEATURES[:, 1:], "test_y": LABELS},
+            ValueError,
+            "has 4 features for 'test', others 5",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, arrays, error, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(error, match=message):
+        load_arrays(tmp_path / "a.npz")
+
+
+def test_features_without_labels_can_be_read(tmp_path):
+    np.save(tmp_path / "a.npy", FEATURES)
+    assert read_parts(tmp_path / "a.npy").by_split[""].labels is None
+
+
+def test_folders(tmp_path):
+    assert not is_array_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"has no features.npy and no train.npy"):
+        load_arrays(tmp_path)
+    assert is_array_folder(folder_of_npz(tmp_path))

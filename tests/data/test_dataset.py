@@ -1,0 +1,36 @@
+"""What a dataset says of itself, and what a split must do."""
+
+import numpy as np
+import pytest
+import torch
+
+from hetxl.data.dataset import Dataset, Fetched, InputSpec, Shown, Split
+from hetxl.data.labels import Labels
+
+
+class Numbers(Split):
+    def __init__(self, labels):
+        self.labels = labels
+
+    def fetch(self, rows, seeds=None):
+        return Fetched(torch.from_numpy(np.asarray(rows, dtype=np.float32)[:, None]), rows)
+
+
+def test_sizes_come_from_names_and_labels():
+    split = Numbers(Labels(np.array([0, 1, 1])))
+    dataset = Dataset("numbers", InputSpec("features", (1,)), ["a", "b"], {"train": split})
+    assert (dataset.num_classes, dataset.multi_label, len(split)) == (2, False, 3)
+    assert (split.workers, split.show(0), dataset.notes) == (False, Shown(), ())
+    fetched = split.fetch(np.array([2]))
+    assert (fetched.inputs.tolist(), list(fetched.broken)) == ([[2.0]], [])
+
+
+def test_one_split_with_lists_is_enough():
+    splits = {"train": Numbers(Labels(np.array([0]))), "test": Numbers(Labels(np.array([0]), np.array([0, 1, 1])))}
+    assert Dataset("numbers", InputSpec("features", (1,)), ["a"], splits).multi_label
+    assert len(splits["test"]) == 2
+
+
+def test_a_split_must_read():
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (Split,), {})()

@@ -1,0 +1,133 @@
+import base64
+import builtins
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hetxl.evaluation import extreme_examples
+from hetxl.evaluation.examples import thumbnail
+from support.records import ArraySplit, with_confidence
+
+NAMES = ["<script>", "dog"]
+
+
+def case(**options):
+    """Six examples, of rows 10 to 15."""
+    records = dataclasses.replace(
+        with_confidence([0.9, 0.8, 0.99, 0.6, 0.7, 0.5], [True, False, False, True, True, False]),
+        entropy=np.array([0.3, 0.5, 0.1, 0.9, 0.7, 0.7]),
+        rows=np.arange(10, 16),
+    )
+    labels = np.zeros(16)
+    labels[10:] = records.label
+    return records, ArraySplit(np.zeros((16, 1)), labels, **options)
+
+
+def opened(address):
+    head, data = address.split(",")
+    assert head == "data:image/jpeg;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def rows(entries):
+    return [entry["row"] for entry in entries]
+
+
+def test_each_kind_in_its_order():
+    found = extreme_examples(*case(), NAMES, k=3)
+    assert rows(found["most_certain"]) == [12, 10, 11]
+    assert rows(found["least_certain"]) == [13, 14, 15]  # equal entropies by row
+    assert rows(found["most_wrong"]) == [12, 11, 15]
+    assert set(found) == {"most_certain", "least_certain", "most_wrong"}
+    assert len(extreme_examples(*case(), NAMES)["most_wrong"]) == 3
+    json.dumps(found, allow_nan=False)
+
+
+def test_an_entry():
+    records, split = case(texts=[f"text {row}" for row in range(16)])
+    entry = extreme_examples(records, split, NAMES, k=1)["most_wrong"][0]
+    assert entry == {
+        "row": 12,
+        "text": "text 12",
+        "image": None,
+        "path": None,
+        "label": "dog",
+        "top": [["<script>", pytest.approx(0.99)], ["dog", pytest.approx(0.01)]],
+        "entropy": pytest.approx(0.1),
+        "hit": False,
+    }
+
+
+def test_lists_of_labels_are_named():
+    records, split = case()
+    records = dataclasses.replace(records, label=np.full(6, -1))
+    offsets = np.concatenate((np.zeros(13, dtype=int), [2, 2, 2, 2]))
+    split = ArraySplit(np.zeros((16, 1)), [0, 1], offsets)
+    found = extreme_examples(records, split, NAMES, k=2)["most_certain"]
+    assert [entry["label"] for entry in found] == [["<script>", "dog"], []]
+
+
+def test_pictures_become_small_ones(tmp_path):
+    path = str(tmp_path / "wide.png")
+    Image.new("RGB", (400, 200), "red").save(path)
+    records, split = case(images=[path] * 16)
+    entry = extreme_examples(records, split, NAMES, k=1)["most_certain"][0]
+    assert entry["path"] == path
+    picture = opened(entry["image"])
+    assert picture.size == (96, 48)
+    np.testing.assert_allclose(np.asarray(picture)[20, 50], [255, 0, 0], atol=10)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "CMYK", "I;16", "F"])
+def test_pictures_of_any_kind(mode, tmp_path):
+    path = tmp_path / ("picture.tiff" if mode in ("CMYK", "F") else "picture.png")
+    Image.new(mode, (30, 200)).save(path)
+    picture = opened(thumbnail(str(path)))
+    assert picture.mode == "RGB"
+    assert picture.size == (14, 96)
+    if mode in ("RGBA", "LA"):
+        assert picture.getpixel((5, 5)) == (255, 255, 255)  # transparent is white
+
+
+def test_a_turned_picture_is_upright(tmp_path):
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (80, 40)).save(path, exif=exif)
+    assert opened(thumbnail(str(path))).size == (40, 80)
+
+
+def test_what_cannot_be_read_has_no_picture(tmp_path):
+    whole = tmp_path / "whole.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)).save(whole)
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(whole.read_bytes()[:5000])
+    text = tmp_path / "text.jpg"
+    text.write_text("no picture")
+    huge = tmp_path / "huge.png"
+    Image.new("1", (10_000, 10_000)).save(huge)
+    for path in (cut, text, huge, tmp_path / "absent.png", tmp_path):
+        assert thumbnail(str(path)) is None
+    assert thumbnail(str(whole)) is not None
+
+
+def test_without_pillow_the_error_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **options):
+        if name == "PIL":
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'hetxl\[data\]'"):
+        thumbnail("picture.png")
+
+
+def test_k_must_be_positive():
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        extreme_examples(*case(), NAMES, k=0)

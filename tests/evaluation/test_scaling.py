@@ -1,0 +1,118 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hetxl import DetHead
+from hetxl.evaluation import fit_temperature, scaling
+from hetxl.functional import LabelLists
+from support.cases import make
+
+GRID = torch.logspace(-1.3, 1.3, 40_001, dtype=torch.float64)
+
+
+def scaled(n=400, classes=10, sharpness=3.0, link="softmax"):
+    """Logits that are too sharp by a factor, with labels drawn from the right probabilities."""
+    right = torch.randn(n, classes, dtype=torch.float64)
+    if link == "softmax":
+        return sharpness * right, torch.multinomial(right.softmax(-1), 1).squeeze(-1)
+    return sharpness * right, torch.bernoulli(right.sigmoid())
+
+
+def head_of(classes, link="softmax"):
+    return DetHead(classes, classes, classifier=nn.Identity(), link=link)
+
+
+def brute_force(loss):
+    """The best of 40,001 temperatures, which are 1.5e-4 apart, by golden thirds of the convex loss."""
+    low, high = 0, len(GRID) - 1
+    while high - low > 2:
+        third = (high - low) // 3
+        if loss(GRID[low + third]) < loss(GRID[high - third]):
+            high -= third
+        else:
+            low += third
+    return float(min(GRID[low : high + 1], key=loss))
+
+
+@pytest.mark.parametrize("sharpness", [0.2, 1.0, 7.0])
+def test_softmax_agrees_with_a_grid(sharpness):
+    logits, targets = scaled(sharpness=sharpness)
+    found = fit_temperature(head_of(10), logits.split(64), targets)
+    expected = brute_force(lambda tau: F.cross_entropy(logits / tau, targets))
+    assert found == pytest.approx(expected, rel=2e-4)
+    assert found == pytest.approx(sharpness, rel=0.2)
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 4.0])
+def test_sigmoid_agrees_with_a_grid(sharpness):
+    logits, labels = scaled(sharpness=sharpness, link="sigmoid")
+    lists = LabelLists.from_sparse(labels.to_sparse())
+    found = fit_temperature(head_of(10, "sigmoid"), logits.split(64), lists)
+    expected = brute_force(lambda tau: F.binary_cross_entropy_with_logits(logits / tau, labels))
+    assert found == pytest.approx(expected, rel=2e-4)
+
+
+def test_it_takes_few_passes_and_blocks_do_not_matter(monkeypatch):
+    logits, targets = scaled()
+    passes = []
+
+    def batches():
+        passes.append(1)
+        return iter(logits.split(100))
+
+    found = fit_temperature(head_of(10), batches, targets)
+    assert len(passes) <= 10
+    monkeypatch.setattr(scaling, "MAX_BYTES", 4 * 10 * 7)
+    assert fit_temperature(head_of(10), batches, targets) == pytest.approx(found, rel=1e-9)
+
+
+def test_float32_is_precise_enough():
+    logits, targets = scaled(n=2000)
+    found = fit_temperature(head_of(10), [logits.float() + 1000], targets)
+    assert found == pytest.approx(fit_temperature(head_of(10), [logits], targets), rel=1e-3)
+
+
+def test_the_result_lowers_the_loss_of_a_real_head():
+    head = make("det", temperature=0.3)
+    features, targets = torch.randn(50, 5, dtype=torch.float64), torch.randint(7, (50,))
+    tau = fit_temperature(head, [features], targets)
+    best = make("det", temperature=tau, classifier=head.classifier)
+    assert tau > 0.3
+    assert best.loss(features, targets) < head.loss(features, targets)
+
+
+def test_labels_to_leave_out_are_left_out():
+    logits, targets = scaled()
+    some = targets.clone()
+    some[::2] = -100
+    expected = fit_temperature(head_of(10), [logits[1::2]], targets[1::2])
+    assert fit_temperature(head_of(10), logits.split(30), some) == pytest.approx(expected)
+    sigmoid = head_of(10, "sigmoid")
+    expected = fit_temperature(sigmoid, [logits[1::2]], targets[1::2])
+    assert fit_temperature(sigmoid, logits.split(30), some) == pytest.approx(expected)
+
+
+def test_the_ends_of_the_range():
+    logits = 5 * torch.eye(6, dtype=torch.float64)
+    assert fit_temperature(head_of(6), [logits], torch.arange(6)) == pytest.approx(0.05, rel=1e-4)
+    assert fit_temperature(head_of(6), [-logits], torch.arange(6)) == pytest.approx(20, rel=1e-4)
+    # Nothing to gain: τ stays 1.
+    assert fit_temperature(head_of(6), [torch.zeros(2, 6)], torch.tensor([0, 1])) == 1
+
+
+def test_bad_input():
+    logits, targets = scaled(n=8)
+    with pytest.raises(ValueError, match="head must be a DET head"):
+        fit_temperature(make("het-xl"), [torch.zeros(1, 5, dtype=torch.float64)], torch.tensor([0]))
+    with pytest.raises(ValueError, match="features holds 8 examples and targets 9"):
+        fit_temperature(head_of(10), [logits], torch.zeros(9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="features holds more examples than targets, which has 7"):
+        fit_temperature(head_of(10), [logits], targets[:7])
+    with pytest.raises(ValueError, match="found none among 8"):
+        fit_temperature(head_of(10), [logits], torch.full((8,), -100))
+    with pytest.raises(ValueError, match="the slope of the loss is nan"):
+        fit_temperature(head_of(10), [logits * torch.nan], targets)
+    once = iter([logits])
+    with pytest.raises(ValueError, match="features holds 0 examples and targets 8; give the batches anew"):
+        fit_temperature(head_of(10), lambda: once, targets)

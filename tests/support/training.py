@@ -1,0 +1,30 @@
+"""Small configurations and data for the tests of training."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hetxl.training.config import TrainConfig
+from hetxl.training.progress import Narrator
+
+DATA = "synthetic:rows=2000,classes=8,features=4"
+QUIET = Narrator(quiet=True)
+
+
+def small(out: Path | str | None = None, **options: object) -> TrainConfig:
+    """A configuration that trains in a second."""
+    usual = {"data": DATA, "steps": 4, "batch_size": 64, "rank": 3, "eval_samples": 16, "device": "cpu"}
+    return TrainConfig(**(usual | {"out": None if out is None else str(out)} | options))
+
+
+def write_pictures(folder: Path, each: int = 6, classes: tuple[str, ...] = ("blue", "red"), size: int = 24) -> Path:
+    """A folder of noisy pictures for each class, `FOLDER/CLASS/NUMBER.png`."""
+    rng = np.random.default_rng(0)
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            pixels = rng.integers(0, 200, (size, size + 4, 3), dtype=np.uint8)
+            pixels[:, :, place % 3] += 50
+            Image.fromarray(pixels).save(folder / name / f"{number:03d}.png")
+    return folder

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+import torch
+
+from hetxl.report import compare_table, find_runs
+from hetxl.training.compare import SCALED, VARIANTS, compare
+from hetxl.training.config import TrainConfig
+from hetxl.training.log import read_log
+from hetxl.training.progress import Narrator
+from hetxl.training.run import load_run
+
+SMALL = TrainConfig(
+    data="synthetic:rows=1200,classes=10,features=5",
+    backbone="mlp",
+    width=8,
+    features=6,
+    rank=3,
+    steps=8,
+    batch_size=16,
+    train_samples=2,
+    eval_samples=8,
+    log_every=1,
+    evaluation_examples=60,
+    test_examples=60,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    place = tmp_path_factory.mktemp("compare") / "out"
+    config = TrainConfig.from_dict(SMALL.to_dict() | {"output": SMALL.to_dict()["output"] | {"out": str(place)}})
+    return compare(config, seeds=(0, 3), narrator=Narrator(quiet=True))
+
+
+def test_every_head_with_every_seed(directory):
+    told = json.loads((directory / "compare.json").read_text())
+    assert told["heads"] == ["DET", SCALED, "DET + label smoothing", "HET", "HET-H", "HET-XL"]
+    assert told["seeds"] == [0, 3]
+    runs = find_runs([directory])
+    assert len(runs) == 12
+    table = compare_table(runs)
+    assert [row.label for row in table.heads] == told["heads"]
+
+
+def test_the_same_steps_on_the_same_examples(directory):
+    configs = [load_run(directory / "runs" / f"{name}-seed3").run.config for name in VARIANTS]
+    kept = ("data", "data_seed", "seed", "steps", "batch_size", "learning_rate", "backbone", "width", "features")
+    assert len({tuple(getattr(config, name) for name in kept) for config in configs}) == 1
+    logs = [read_log(directory / "runs" / f"{name}-seed3" / "log.jsonl") for name in VARIANTS]
+    assert len({tuple((line["step"], line.get("learning_rate")) for line in log) for log in logs}) == 1
+
+
+def test_temperature_scaling_changes_the_temperature_alone(directory):
+    before, after = (load_run(directory / "runs" / f"{name}-seed3") for name in ("det", "det-scaled"))
+    for name, value in before.model.state_dict().items():
+        assert torch.equal(value, after.model.state_dict()[name])
+    assert float(before.model.head.temperature()) == 1
+    result = json.loads((directory / "runs" / "det-scaled-seed3" / "result.json").read_text())
+    assert float(after.model.head.temperature()) == pytest.approx(result["temperature"])
+    plain = json.loads((directory / "runs" / "det-seed3" / "result.json").read_text())
+    assert result["derived_from"] == "det-seed3"
+    assert result["metrics"]["validation"]["nll"] <= plain["metrics"]["validation"]["nll"] + 1e-6
+    assert result["metrics"]["test"]["precision@1"] == plain["metrics"]["test"]["precision@1"]
+
+
+def test_a_finished_comparison_is_not_run_again(directory, capsys):
+    config = TrainConfig.from_dict(SMALL.to_dict() | {"output": SMALL.to_dict()["output"] | {"out": str(directory)}})
+    assert compare(config, seeds=(0, 3)) == directory
+    assert "is done already" in capsys.readouterr().err
+
+
+def test_bad_requests(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'het-xl'"):
+        compare(SMALL, heads=("het-lx",))
+    with pytest.raises(ValueError, match="seeds must be different"):
+        compare(SMALL, seeds=(1, 1))

@@ -1,0 +1,129 @@
+"""Options: names, types and ranges are checked, and every error says what to change."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from hetxl.training.config import SECTIONS, TrainConfig, flatten, read_toml, section_of
+
+
+def test_defaults_are_valid_and_survive_json():
+    config = TrainConfig()
+    stored = json.loads(json.dumps(config.to_dict()))
+    assert list(stored) == list(SECTIONS)
+    assert TrainConfig.from_dict(stored) == config
+
+
+def test_every_option_is_in_one_section_and_has_help():
+    config = TrainConfig(rank=7, data="é.npy", tensorboard=True, steps=3)
+    names = [name for section in config.to_dict().values() for name in section]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainConfig))
+    assert all(field.metadata["help"] for field in dataclasses.fields(TrainConfig))
+    assert set(section_of().values()) == set(SECTIONS)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+def test_saved_as_json(tmp_path):
+    config = TrainConfig(data="Grüße.npy", rank=7)
+    config.save(tmp_path / "config.json")
+    stored = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert stored["head"]["rank"] == 7
+    assert TrainConfig.from_dict(stored) == config
+
+
+def test_toml_with_sections_and_without(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text(
+        'seed = 3\n[data]\ndata = "synthetic"\n[head]\nhead = "det"\nrank = 5\n[training]\nlearning_rate = 1\n'
+    )
+    values = read_toml(path)
+    assert values == {"seed": 3, "data": "synthetic", "head": "det", "rank": 5, "learning_rate": 1}
+    config = TrainConfig(**values | {"rank": 9})  # flags go over the file
+    assert (config.seed, config.data, config.head, config.rank) == (3, "synthetic", "det", 9)
+    assert config.learning_rate == 1.0
+    assert type(config.learning_rate) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[head]\nranks = 5\n", "unknown key 'ranks' in PATH; did you mean 'rank'?"),
+        ("lerning_rate = 1\n", "unknown key 'lerning_rate' in PATH; did you mean 'learning_rate'?"),
+        ("zzzzzz = 1\n", "unknown key 'zzzzzz' in PATH"),
+        ("[training]\nrank = 5\n", "'rank' in PATH belongs in section [head], found in [training]"),
+        ("[trainin]\nseed = 5\n", "unknown section [trainin] in PATH; did you mean 'training'?"),
+        ("seed = 1\n[training]\nseed = 5\n", "'seed' is given twice in PATH; keep one"),
+        ("[head]\nrank =\n", "--config PATH: not valid TOML"),
+    ],
+)
+def test_bad_toml(tmp_path, text, message):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message.replace("PATH", str(path)))):
+        read_toml(path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"--config .*missing.toml: no such file"):
+        read_toml(tmp_path / "missing.toml")
+    with pytest.raises(ValueError, match=r"--config .*: Is a directory"):
+        read_toml(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'data = "caf\xe9"\n')
+    with pytest.raises(ValueError, match=r"--config .*latin.toml: not valid TOML"):
+        read_toml(tmp_path / "latin.toml")
+
+
+def test_what_is_no_table_of_options():
+    with pytest.raises(ValueError, match=r"config.json must hold sections of options, found list"):
+        flatten([1], "config.json")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": "5"}, "rank must be an integer, found '5'"),
+        ({"rank": 5.5}, "rank must be an integer, found 5.5"),
+        ({"rank": True}, "rank must be an integer, found True"),
+        ({"rank": None}, "rank must be an integer, found None"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, found 'fast'"),
+        ({"learning_rate": True}, "learning_rate must be a number, found True"),
+        ({"frozen": 1}, "frozen must be true or false, found 1"),
+        ({"data": 3}, "data must be a string, found 3"),
+        ({"head": {"rank": 5}}, "head must be a string, found {'rank': 5}"),
+        ({"head": "het_xl"}, "head must be one of det, het, het-h, het-xl, found 'het_xl'; did you mean 'het-xl'?"),
+        ({"schedule": "step"}, "schedule must be one of linear, cosine, constant, found 'step'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"steps": 0}, "steps must be at least 1, found 0"),
+        ({"epochs": -1.0}, "epochs must be at least 0, found -1.0"),
+        ({"image_size": 4}, "image_size must be at least 8, found 4"),
+        ({"seed": -1}, "seed must be at least 0, found -1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive, found 0.0"),
+        ({"learning_rate": float("inf")}, "learning_rate must be finite, found inf"),
+        ({"weight_decay": float("nan")}, "weight_decay must be finite, found nan"),
+        ({"ema": 1.0}, "ema must be in [0, 1), found 1.0"),
+        ({"dropout": -0.1}, "dropout must be in [0, 1), found -0.1"),
+        ({"beta2": 1}, "beta2 must be in [0, 1), found 1.0"),
+        ({"temperature": "warm"}, "temperature must be a positive number, learned or auto, found 'warm'"),
+        ({"temperature": -1}, "temperature must be a positive number, learned or auto, found '-1'"),
+        ({"temperature": "inf"}, "temperature must be a positive number, learned or auto, found 'inf'"),
+        ({"temperature": "nan"}, "temperature must be a positive number, learned or auto, found 'nan'"),
+        ({"batch_size": 10, "accumulate": 4}, "batch_size must be a multiple of accumulate, found 10 and 4"),
+        ({"label_smoothing": 0.1, "link": "sigmoid"}, "label_smoothing is for the softmax link"),
+    ],
+)
+def test_types_and_ranges(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TrainConfig(**options)
+
+
+def test_numbers_may_be_written_either_way():
+    config = TrainConfig(batch_size=64.0, epochs=2, temperature=1, features=None, steps=1e3)
+    assert (config.batch_size, config.epochs, config.temperature, config.steps) == (64, 2.0, "1", 1000)
+    assert [type(value) for value in (config.batch_size, config.epochs, config.steps)] == [int, float, int]
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().rank = 5  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,87 @@
+"""Several processes: what torchrun starts gives the training of one process that accumulates as many parts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hetxl.training.config import TrainConfig
+from hetxl.training.distributed import World, find_device, world
+from hetxl.training.log import read_log
+from hetxl.training.progress import Narrator
+from hetxl.training.train import train
+
+OPTIONS = {
+    "data": "synthetic:rows=1000,classes=10,features=5",
+    "backbone": "mlp",
+    "width": 16,
+    "features": 8,
+    "dropout": 0.1,
+    "rank": 3,
+    "steps": 12,
+    "batch_size": 24,
+    "learning_rate": 0.01,
+    "log_every": 3,
+    "evaluate_every": 6,
+    "evaluation_examples": 50,
+    "test_examples": 50,
+    "train_samples": 2,
+    "eval_samples": 8,
+    "device": "cpu",
+}
+
+
+def flags(options):
+    return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.parametrize("head", ["het-xl", "het-h"])
+def test_two_processes_train_like_one(tmp_path, head):
+    given = OPTIONS | {"head": head}
+    one = train(TrainConfig(**given, accumulate=4, out=str(tmp_path / "one")), narrator=Narrator(quiet=True))
+    data = given.pop("data")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "-m",
+        "hetxl.cli",
+    ]
+    command += ["train", data, *flags(given), "--accumulate", "2", "--out", str(tmp_path / "two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, second = load_file(one.path / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(
+            second[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    losses = [[line["loss"] for line in read_log(tmp_path / run / "log.jsonl") if line["kind"] == "step"]
+              for run in ("one", "two")]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 4
+
+
+def test_one_process_needs_nothing():
+    with world("cpu") as alone:
+        assert alone == World(torch.device("cpu"), 0, 1)
+        assert alone.leads
+        assert alone.agree(True)
+        assert not alone.agree(False)
+        value = torch.ones(1)
+        assert alone.sum(value) is value
+        alone.wait()
+
+
+def test_devices():
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type in ("cpu", "cuda", "mps", "xpu")
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda"):
+        find_device("gpuu")

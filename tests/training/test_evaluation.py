@@ -1,0 +1,63 @@
+"""Metrics of a trained run, on its own data and on others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hetxl.data.synthetic import load_synthetic
+from hetxl.training.evaluation import evaluate_run
+from support.training import DATA
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_metrics_are_those_of_the_result(finished, split):
+    stored = json.loads((finished / "result.json").read_text())["metrics"][split]
+    assert evaluate_run(finished, split=split, device="cpu") == stored
+
+
+def test_options_of_prediction(finished):
+    usual = evaluate_run(finished, device="cpu")
+    assert evaluate_run(finished, limit=20, device="cpu")["examples"] == 20
+    assert evaluate_run(finished, method="deterministic", device="cpu")["nll"] != usual["nll"]
+    more = evaluate_run(finished, num_samples=200, device="cpu")["nll"]
+    assert more != usual["nll"]
+    assert more == pytest.approx(usual["nll"], abs=0.05)
+
+
+def test_built_in_data_by_name(finished):
+    assert evaluate_run(finished, DATA, device="cpu") == evaluate_run(finished, device="cpu")
+    other = evaluate_run(finished, DATA.replace("2000", "3000"), device="cpu")
+    assert other["examples"] == 150
+
+
+def test_other_data_of_the_same_classes(finished, tmp_path):
+    split = load_synthetic(rows=2000, classes=8, features=4).splits["test"]
+    np.save(tmp_path / "features.npy", split.features.numpy())
+    np.save(tmp_path / "labels.npy", split.labels.ids)
+    found = evaluate_run(finished, str(tmp_path / "features.npy"), labels=str(tmp_path / "labels.npy"), device="cpu")
+    # All of it, in the same order: the metrics of the run's own test split.
+    assert found == evaluate_run(finished, device="cpu")
+
+
+def test_what_does_not_fit(finished, tmp_path):
+    with pytest.raises(ValueError, match="split must be one of"):
+        evaluate_run(finished, split="tset")
+    with pytest.raises(ValueError, match="is no run"):
+        evaluate_run(tmp_path)
+    with pytest.raises(ValueError, match="was trained on other classes than this data has"):
+        evaluate_run(finished, "synthetic:rows=200,classes=9,features=4", device="cpu")
+    with pytest.raises(ValueError, match=r"takes features of shape \[4\], but this data has features of shape \[5\]"):
+        evaluate_run(finished, "synthetic:rows=200,classes=8,features=5", device="cpu")
+    with pytest.raises(ValueError, match="goes with files; 'synthetic' is built in and has its own"):
+        evaluate_run(finished, "synthetic:rows=200,classes=8", labels="a.npy", device="cpu")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        evaluate_run(finished, str(tmp_path / "missing"), device="cpu")
+    np.save(tmp_path / "features.npy", np.zeros((3, 4), dtype=np.float32))
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 8]))
+    options = {"labels": str(tmp_path / "labels.npy"), "device": "cpu"}
+    with pytest.raises(ValueError, match="8"):
+        evaluate_run(finished, str(tmp_path / "features.npy"), **options)
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 7]))
+    with pytest.raises(ValueError, match="split 'validation' is not in this data, which has test"):
+        evaluate_run(finished, str(tmp_path / "features.npy"), split="validation", **options)

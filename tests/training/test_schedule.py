@@ -1,0 +1,93 @@
+"""The learning rate over the steps, and which parameters decay."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hetxl.data.dataset import InputSpec
+from hetxl.training.model import build_model
+from hetxl.training.schedule import build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
+from support.training import small
+
+STEPS = 200
+
+
+def rates(steps=STEPS, **options):
+    config = small(learning_rate=1e-2, **options)
+    return np.array([learning_rate_at(step, steps, config) for step in range(steps)])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_warm_up_peak_and_decay(schedule):
+    found = rates(schedule=schedule, warmup=0.1, warmup_from=1e-5)
+    assert found[0] == pytest.approx(1e-5 + (1e-2 - 1e-5) / 20)
+    np.testing.assert_allclose(np.diff(found[:20]), (1e-2 - 1e-5) / 20)
+    assert found.max() == found[19] == found[20] == 1e-2
+    assert (np.diff(found[20:]) < 0).all()
+    assert 0 < found[-1] < 1e-4
+
+
+def test_the_forms_of_decay():
+    linear, cosine = rates(schedule="linear", warmup=0), rates(schedule="cosine", warmup=0)
+    np.testing.assert_allclose(linear, 1e-2 * (1 - np.arange(STEPS) / STEPS))
+    np.testing.assert_allclose(cosine, 5e-3 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)))
+    found = rates(schedule="constant", warmup=10)
+    assert (found[9:] == 1e-2).all()
+    assert (found[:9] < 1e-2).all()
+
+
+def test_warm_up_in_steps_and_as_a_share():
+    np.testing.assert_array_equal(rates(warmup=20), rates(warmup=0.1))
+    assert rates(warmup=0)[0] == 1e-2
+    assert rates(warmup=1)[0] == 1e-2
+
+
+def test_edges():
+    assert (np.diff(rates(5, warmup=100)) > 0).all()  # a warm-up longer than the run
+    assert rates(1, warmup=0)[0] == 1e-2
+    assert rates(warmup=10, warmup_from=1.0).max() == 1e-2  # never above the peak
+
+
+def test_no_decay_for_temperature_biases_and_norms():
+    config = small(backbone="mlp", width=8, features=4, weight_decay=0.3, temperature_learning_rate=5.0)
+    model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
+    groups = {group["name"]: group for group in parameter_groups(model, config)}
+    assert {name: group["weight_decay"] for name, group in groups.items()} == {
+        "decayed": 0.3,
+        "plain": 0.0,
+        "temperature": 0.0,
+    }
+    assert all(name.startswith("head.temperature.") for name in groups["temperature"]["names"])
+    assert groups["temperature"]["scale"] == 5.0
+    norms = [f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)]
+    biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
+    assert norms
+    assert set(groups["plain"]["names"]) == {*norms, *biases}
+    assert {"head.classifier.weight", "backbone.body.first.weight"} <= set(groups["decayed"]["names"])
+    grouped = [name for group in groups.values() for name in group["names"]]
+    assert sorted(grouped) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_only_the_heads_temperature_is_one():
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"temperature": nn.Linear(2, 2)}), "head": nn.Linear(2, 2)})
+    assert [group["name"] for group in parameter_groups(model, small())] == ["decayed", "plain"]
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    assert [group["names"] for group in parameter_groups(model, small())] == [["1.weight"], ["1.bias"]]
+
+
+def test_the_optimiser_has_the_options_and_every_group_its_multiple():
+    config = small(temperature_learning_rate=3.0, beta1=0.8, beta2=0.95)
+    optimizer = build_optimizer(build_model(config, InputSpec("features", (4,)), 8, "softmax"), config)
+    set_learning_rate(optimizer, 0.5)
+    assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
+        "decayed": 0.5,
+        "plain": 0.5,
+        "temperature": 1.5,
+    }
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    assert isinstance(optimizer, torch.optim.AdamW)
