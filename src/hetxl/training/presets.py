@@ -3,14 +3,14 @@
 from typing import Any
 
 PYCODE: dict[str, Any] = {
-    "steps": 400,
+    "steps": 300,
     "batch_size": 256,
     "learning_rate": 6e-3,  # the best of 1, 2, 4, 6 and 8e-3 for DET
     "temperature_init": 1.0,
     "rank": 10,
     "train_samples": 4,
     "eval_samples": 64,
-    "evaluate_every": 80,
+    "evaluate_every": 60,
     "evaluation_examples": 500,
     "test_examples": 5000,
 }

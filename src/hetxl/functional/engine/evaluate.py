@@ -93,26 +93,29 @@ class Evaluation:
         log_p = log_softmax(logits, 0)[y];  losses = -log_mean_exp(log_p)                       # [n]
         gradient = (softmax(logits, 0) - onehot(y)) * softmax(log_p) * weights / τ              # [K, n, S]
         """
-        size = self.inputs.num_classes * min(self.plan.batch_block, self.inputs.batch) * self.plan.rows
-        buffer = self.like.new_empty(size)
+        buffer: Tensor | None = None
         for examples, block in self.blocks():
             labels, count = ids[examples], _length(examples)
-            logits = buffer[: self.inputs.num_classes * count * self.plan.rows].view(-1, count, self.plan.rows)
             parts = list(_slices(self.inputs.num_classes, self._cached_classes(block)))
-            normalisers, tops = Normalisers(self.like, count, self.plan.rows), []
+            normalisers, tops, logits = Normalisers(self.like, count, self.plan.rows), [], []
+            if block.sliceable and buffer is None:  # the first block is the largest
+                buffer = self.like.new_empty(self.inputs.num_classes * count * self.plan.rows)
+            width = count * self.plan.rows
             for part in parts:
-                found = block.logits(part, logits[part]).transpose(0, 1)  # [n, k, S]
-                tops.append(normalisers.add(found, labels, slice(None), part.start))
+                place = None if buffer is None else buffer[part.start * width : part.stop * width]
+                place = None if place is None else place.view(-1, count, self.plan.rows)
+                logits.append(block.logits(part, place))  # [k, n, S]
+                tops.append(normalisers.add(logits[-1].transpose(0, 1), labels, slice(None), part.start))
             normaliser, log_p = normalisers.finished()
             losses[examples] = -log_mean_exp(log_p, dim=-1)
             if not self.backward:
                 continue
             # The gradient is of rows, which are τ times the logits.
             share = log_p.softmax(-1) * (weights[examples] / self.inputs.temperature).unsqueeze(-1)
-            for part, top in zip(parts, tops, strict=True):
-                logits[part].mul_(share * (top - normaliser).exp())
-                subtract_at_targets(logits[part], labels, share, part.start)
-                block.backward(part, logits[part])
+            for part, top, gradient in zip(parts, tops, logits, strict=True):
+                gradient.mul_(share * (top - normaliser).exp())
+                subtract_at_targets(gradient, labels, share, part.start)
+                block.backward(part, gradient)
 
     def _cached_classes(self, block: RowBlock) -> int:
         """Classes whose sampled logits stay in a processor's cache, in whole vectors; W's rows and their gradients have

@@ -237,6 +237,15 @@ class LiftedRows(RowBlock):
             return torch.add(lifted, self.mean.unsqueeze(-1), out=self.mean.new_empty(lifted.shape))
         return torch.cat((self.mean.unsqueeze(-1), lifted), dim=-1)
 
+    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
+        """HET's noise is made example by example, and stays so in memory: [n, S, k], seen as [k, n, S]."""
+        if self.inputs.lift != "identity":
+            return super().logits(classes, out)
+        self.mean = self._mean(classes)
+        self.noise_rows = self._noise_rows(classes)
+        mean = self.mean.T.contiguous().unsqueeze(1)  # [n, 1, k]
+        return (self.noise_rows.values + mean).div_(self.inputs.temperature).permute(2, 0, 1)
+
     def _mean(self, classes: slice) -> Tensor:
         if self.inputs.mean is not None:
             return self.inputs.mean[self.examples, classes].detach().T.to(self.inputs.wide)
