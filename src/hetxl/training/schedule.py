@@ -34,10 +34,11 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict]:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> optim.AdamW:
-    """AdamW over the groups."""
-    return optim.AdamW(
-        parameter_groups(model, config), lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=None
-    )
+    """AdamW over the groups; in one pass over each parameter where torch has that, but for scaled gradients."""
+    groups = parameter_groups(model, config)
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    fused = devices <= {"cpu", "cuda"} and config.precision != "float16"
+    return optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
 
 
 def learning_rate_at(step: int, steps: int, config: TrainConfig) -> float:
