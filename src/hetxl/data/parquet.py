@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hetxl.data.corpus_cache import cache_folder
 from hetxl.data.progress import progress_bar
 from hetxl.data.stored import Stored, open_arrays
 
@@ -79,10 +80,12 @@ def parquet_features(path: Path, column: str, cache: Path | None = None) -> Stor
 
 def _made_cache(cache: Path | None) -> Path:
     """The folder for the arrays, made if it is not there."""
+    folder = cache_folder(cache)
     try:
-        folder = Path(cache or os.environ.get("HETXL_CACHE") or "~/.cache/hetxl").expanduser()
+        if folder is None:
+            raise OSError("the user has no home")
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # the latter where the user has no home
+    except OSError as error:
         raise OSError(f"the cache folder cannot be made ({error}); set HETXL_CACHE to a folder for it") from error
     return folder
 
