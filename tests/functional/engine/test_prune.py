@@ -10,6 +10,7 @@ from hetxl.functional.engine.prune import (
     choose_candidates,
     expansion,
     label_entropies_outside,
+    pilot_samples,
     prunable,
     sampled_with_others,
     sizes_for,
@@ -32,10 +33,53 @@ def problem(noise=0.3, peak=6.0, examples=3):
 
 
 def chosen(rows, mixing, size, tolerance=1e-3, link="softmax"):
-    logits = rows @ mixing[:, :PILOTS].mT
-    probs = logits[..., : PILOTS // 2].softmax(1) if link == "softmax" else logits[..., : PILOTS // 2].sigmoid()
-    classes = probs.mean(-1).topk(size, dim=-1).indices
-    return choose_candidates(rows, mixing, logits[..., PILOTS // 2 :], classes, 5, tolerance, link)
+    return choose_candidates(rows, mixing, pilot_samples(rows, mixing, link), size, 5, tolerance, link)
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_pilots_are_the_first_samples(link):
+    rows, mixing = problem(noise=2.0)
+    logits = rows @ mixing[:, :PILOTS].mT  # [n, K, pilots]
+    probs = logits.softmax(1) if link == "softmax" else logits.sigmoid()
+    pilots = pilot_samples(rows, mixing, link)
+    torch.testing.assert_close(pilots.likely, probs[..., : PILOTS // 2].mean(-1))
+    if link == "softmax":
+        torch.testing.assert_close(pilots.weights / pilots.total, probs)
+        torch.testing.assert_close(pilots.total.log() + pilots.top, logits.logsumexp(1, keepdim=True))
+    else:
+        torch.testing.assert_close(pilots.weights, probs)
+    some = torch.tensor([2, 0])
+    torch.testing.assert_close(pilots.of(some).likely, pilots.likely[some])
+
+
+def test_candidates_are_the_likeliest_and_the_others_weigh_what_is_left():
+    rows, mixing = problem(noise=0.5)
+    found = chosen(rows, mixing, 128)
+    probs = (rows @ mixing[:, :PILOTS].mT).softmax(1)
+    assert torch.equal(found.classes, probs[..., : PILOTS // 2].mean(-1).topk(128).indices)
+    outside = probs[..., PILOTS // 2 :].scatter(1, found.classes.unsqueeze(-1).expand(-1, -1, PILOTS // 2), 0.0)
+    torch.testing.assert_close(found.left_out, outside.sum(1).mean(-1))
+    among = (outside / outside.sum(1, keepdim=True)).mean(-1)
+    torch.testing.assert_close(found.spread, -torch.special.xlogy(among, among).sum(-1))
+
+
+def test_others_without_weight_do_no_harm():
+    # All but the candidates are so unlikely that nothing of them is left in the sums.
+    rows, mixing = problem(noise=0.1)
+    rows[..., 0] -= 1e3
+    rows[:, :128, 0] += 1e3
+    found = chosen(rows, mixing, 128)
+    assert found.enough.all()
+    assert found.left_out.max() < 1e-6
+    assert torch.stack((found.weight.abs().amax(), found.spread.abs().amax())).isfinite().all()
+
+
+def test_wanted_classes_keep_their_probability_when_it_underflows():
+    logits = torch.tensor([0.0, -900.0, -950.0, -2000.0], dtype=torch.float64).view(1, 4, 1).repeat(1, 1, S)
+    log_probs, expected, left_out = sampled_with_others(logits, torch.full((1, S), -1000.0, dtype=torch.float64), 3)
+    torch.testing.assert_close(log_probs[0, :3], torch.tensor([0.0, -900.0, -950.0], dtype=torch.float64))
+    assert expected.item() == pytest.approx(0, abs=1e-12)
+    assert left_out.item() == 0
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3, 0.5])
@@ -57,7 +101,7 @@ def test_probabilities_of_candidates_are_those_among_all(noise):
     logits = rows @ mixing.mT
     probs = logits.softmax(1)
     few = logits.gather(1, found.classes.unsqueeze(-1).expand(-1, -1, S))
-    log_probs, expected, left_out = sampled_with_others(few, found.weight)
+    log_probs, expected, left_out = sampled_with_others(few, found.weight, 5)
     exact = probs.mean(-1).gather(1, found.classes)
     assert (log_probs.exp() - exact).abs().sum(-1).max() / 2 < 1e-3
     torch.testing.assert_close(left_out, 1 - exact.sum(-1), rtol=0.02, atol=1e-4)

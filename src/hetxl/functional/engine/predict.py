@@ -16,9 +16,12 @@ from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.prune import (
     PILOTS,
     Candidates,
+    Pilots,
     bytes_for,
     choose_candidates,
+    class_slices,
     label_entropies_outside,
+    pilot_samples,
     prunable,
     sampled_with_others,
     sizes_for,
@@ -138,10 +141,11 @@ def _chunks(
     pruning = method == "mc" and top_k is not None and tolerance > 0 and prunable(inputs, top_k, budget)
     each = bytes_for(inputs) if pruning else 16 * inputs.num_classes
     size = max(1, min(inputs.batch, 8 if pruning else 64, budget // (2 * each)))
+    scratch = Scratch.for_examples(inputs, size) if pruning else None
     for start in range(0, inputs.batch, size):
         chunk = inputs.of_examples(slice(start, start + size))
-        if pruning and top_k is not None:
-            yield _pruned(chunk, link, top_k, tolerance, order, budget)
+        if scratch is not None and top_k is not None:
+            yield _pruned(chunk, link, top_k, tolerance, order, budget, scratch)
             continue
         log_probs, entropy, expected = _whole(chunk, link, method, order, budget)
         if top_k is None:
@@ -183,32 +187,48 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
     return log_p, sigmoid_entropy(log_p, log_not_p), expected
 
 
+class Scratch(NamedTuple):
+    """Memory that all chunks of a pruned prediction share: pages that are new cost more than the work on them.
+
+    Attributes:
+        rows: of all classes, [n, K, P].
+        pilots: their sampled logits, [n, K, pilots].
+    """
+
+    rows: Tensor
+    pilots: Tensor
+
+    @staticmethod
+    def for_examples(inputs: Inputs, count: int) -> "Scratch":
+        """For chunks of at most so many examples."""
+        assert inputs.noise is not None
+        columns = inputs.noise.size + 1, PILOTS
+        return Scratch(*(inputs.temperature.new_empty(count, inputs.num_classes, width) for width in columns))
+
+
 def _pruned(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int, scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The top classes of a chunk: from few candidates, from more where those do not do, or else from all classes."""
-    everything = slice(0, inputs.batch), slice(0, inputs.num_classes)
-    block = row_block(inputs, everything[0], "factors", product_precision(inputs), Gradients(inputs, frozenset()))
-    rows = block.lift(everything[1]).transpose(0, 1).contiguous()  # [n, K, P]
-    mixing = mixing_of(inputs, everything[0])
-    logits = torch.bmm(rows, mixing[:, :PILOTS].mT)  # [n, K, pilots]
-    first, second = logits.split(PILOTS // 2, dim=-1)
-    likely = (first.softmax(1) if link == "softmax" else first.sigmoid()).mean(-1)
-    sizes = sizes_for(inputs.num_classes, top_k)
-    ranked = likely.topk(sizes[-1], dim=-1).indices
-    columns = [likely.new_empty(inputs.batch, top_k), ranked.new_empty(inputs.batch, top_k)]
-    columns += [likely.new_zeros(inputs.batch) for _ in range(3)]
-    waiting = torch.arange(inputs.batch, device=likely.device)
-    for size in sizes:
-        # The first time round all examples wait, and nothing is copied.
-        some = (lambda values: values) if len(waiting) == inputs.batch else (lambda values: values[waiting])  # noqa: B023
-        found = choose_candidates(
-            some(rows), some(mixing), some(second), some(ranked)[:, :size], top_k, tolerance, link
-        )
+    examples = slice(0, inputs.batch)
+    block = row_block(inputs, examples, "factors", product_precision(inputs), Gradients(inputs, frozenset()))
+    rows = scratch.rows[examples]
+    for classes in class_slices(inputs.num_classes):
+        rows[:, classes] = block.lift(classes).transpose(0, 1)
+    mixing = mixing_of(inputs, examples)
+    pilots = pilot_samples(rows, mixing, link, scratch.pilots[examples])
+    waiting = torch.arange(inputs.batch, device=rows.device)
+    columns = [rows.new_empty(inputs.batch, top_k), waiting.new_empty(inputs.batch, top_k)]
+    columns += [rows.new_zeros(inputs.batch) for _ in range(3)]
+    for size in sizes_for(inputs.num_classes, top_k):
+        if len(waiting) == inputs.batch:  # the first time round nothing is copied
+            found = choose_candidates(rows, mixing, pilots, size, top_k, tolerance, link)
+        else:
+            found = choose_candidates(rows[waiting], mixing[waiting], pilots.of(waiting), size, top_k, tolerance, link)
         done = found.enough.nonzero().flatten()
         if len(done):
             place = waiting[done]
-            result = _among(rows, mixing, logits, found, place, done, link, top_k)
+            result = _among(rows, mixing, pilots, found, place, done, link, top_k)
             for column, values in zip(columns, result, strict=True):
                 column[place] = values
         waiting = waiting[~found.enough]
@@ -224,7 +244,7 @@ def _pruned(
 def _among(
     rows: Tensor,
     mixing: Tensor,
-    pilots: Tensor,
+    pilots: Pilots,
     found: Candidates,
     place: Tensor,
     which: Tensor,
@@ -236,7 +256,7 @@ def _among(
     few = rows[place.unsqueeze(-1), classes]  # [n, C, P]
     logits = torch.bmm(few, mixing[place].mT)  # [n, C, S]
     if found.weight is not None:
-        log_probs, expected, left_out = sampled_with_others(logits, found.weight[which])
+        log_probs, expected, left_out = sampled_with_others(logits, found.weight[which], top_k)
         # The others are not one class, but as many as their spread says.
         more = left_out * (found.spread[which] - left_out.clamp(min=1e-30).log())
         entropy = softmax_entropy(log_probs) + more
@@ -245,7 +265,7 @@ def _among(
         means = mean_sigmoid_rows(logits, False, entropy=True)
         assert means.entropy is not None
         log_probs, left_out = means.log_p, found.left_out[which]
-        entropy, expected = label_entropies_outside(pilots[place].sigmoid(), classes)
+        entropy, expected = label_entropies_outside(pilots.weights[place], classes)
         entropy = entropy + sigmoid_entropy(means.log_p, means.log_not_p)
         expected = expected + means.entropy.sum(-1)
     values, places = log_probs.topk(top_k)

@@ -10,22 +10,72 @@ the fit tells how far the result can be off. When that is too much for some exam
 end all classes.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hetxl.functional.engine.inputs import Inputs
+from hetxl.functional.engine.softmax import exp_columns
 from hetxl.functional.links import Link, log_mean_exp
 
 PILOTS = 32
 """Samples that see all classes: half to choose candidates, half to weigh the others."""
 
-SIZES = (128, 512, 2048)
-"""Numbers of candidates, tried one after the other."""
+SIZES = (128, 2048)
+"""Numbers of candidates, tried one after the other; what 128 do not do, 512 seldom did."""
+
+SLICE = 2048
+"""Classes at a time where several operations in a row go over the rows of all."""
+
+SMALLEST = 1e-7
+"""Least share of the others under a pilot: below, it is lost in float32, and far below what any tolerance asks."""
 
 ERRORS = 2.0
 """Standard errors that the estimate of the others' probability is taken to be off."""
+
+
+class Pilots(NamedTuple):
+    """What the pilot samples say of all classes.
+
+    Attributes:
+        weights: exp(u − top) for softmax, σ(u) for sigmoid, [n, K, pilots].
+        top: largest logit of each pilot, [n, 1, pilots] (softmax).
+        total: sum of its weights, [n, 1, pilots] (softmax).
+        likely: mean probability under the first half, [n, K].
+    """
+
+    weights: Tensor
+    top: Tensor
+    total: Tensor
+    likely: Tensor
+
+    def of(self, examples: Tensor) -> "Pilots":
+        """Those of some examples."""
+        return Pilots(*(values[examples] for values in self))
+
+    def mean(self, half: slice, total: Tensor) -> Tensor:
+        """weights / total, averaged over one half of the pilots: [n, K] from [n, 1, pilots / 2] totals."""
+        return torch.bmm(self.weights[..., half], 1 / total.mT).squeeze(-1).div_(total.shape[-1])
+
+
+FIRST, SECOND = slice(0, PILOTS // 2), slice(PILOTS // 2, PILOTS)
+
+
+def pilot_samples(rows: Tensor, mixing: Tensor, link: Link, out: Tensor | None = None) -> Pilots:
+    """The first samples of all classes: rows [n, K, P], mixing [n, S, P], `out` [n, K, pilots] for their weights.
+
+    logits = rows @ mixing[:, :PILOTS].mT
+    likely = logits[..., FIRST].softmax(1).mean(-1)
+    """
+    logits = torch.bmm(rows, mixing[:, :PILOTS].mT, out=out)
+    if link == "sigmoid":
+        nothing = logits.new_empty(len(logits), 1, 0)
+        return Pilots(logits.sigmoid_(), nothing, nothing, logits[..., FIRST].mean(-1))
+    top, total = (values.unsqueeze(1) for values in exp_columns(logits))
+    pilots = Pilots(logits, top, total, top)
+    return pilots._replace(likely=pilots.mean(FIRST, pilots.total[..., FIRST]))
 
 
 class Candidates(NamedTuple):
@@ -66,37 +116,43 @@ def sizes_for(num_classes: int, top_k: int) -> list[int]:
     return [size for size in SIZES if 2 * top_k <= size <= num_classes // 4]
 
 
+def class_slices(num_classes: int) -> Iterator[slice]:
+    """The classes in slices whose rows stay in the cache between two operations."""
+    return (slice(start, min(start + SLICE, num_classes)) for start in range(0, num_classes, SLICE))
+
+
 def choose_candidates(
-    rows: Tensor, mixing: Tensor, logits: Tensor, classes: Tensor, top_k: int, tolerance: float, link: Link
+    rows: Tensor, mixing: Tensor, pilots: Pilots, size: int, top_k: int, tolerance: float, link: Link
 ) -> Candidates:
-    """Whether some classes of each example will do as candidates, and what the others weigh.
+    """The likeliest classes of each example as candidates, what the others weigh, and whether that will do.
 
     Args:
         rows: of all classes, factors-first, [n, K, P].
         mixing: z̃ = [1, z] / τ of all samples, [n, S, P].
-        logits: of the pilots of the second half, [n, K, pilots / 2].
-        classes: the candidates, [n, C].
+        pilots: of these examples.
+        size: number of candidates C.
         top_k: how many are wanted in the end.
         tolerance: how far the probabilities of the top classes may be off.
         link: "softmax" or "sigmoid"
     """
+    classes = pilots.likely.topk(size).indices
     if link == "sigmoid":
         # A class that is not sampled does no harm while it is well below the k-th best.
-        probs = logits.sigmoid().mean(-1)
+        probs = pilots.weights[..., SECOND].mean(-1)
         outside = probs.scatter(-1, classes, 0.0).amax(-1)
         kth = probs.gather(-1, classes).topk(top_k, -1).values[:, -1]
         return Candidates(classes, None, outside, torch.zeros_like(outside), outside <= 0.5 * kth)
-    chosen = classes.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-    inside = logits.gather(1, chosen).logsumexp(1)
-    rest = logits.scatter(1, chosen, -torch.inf)  # [n, K, pilots / 2]
-    weight = rest.logsumexp(1)  # log R_s of the pilots
-    within = rest.sub_(weight.unsqueeze(1)).exp_().mean(-1)  # probabilities among the others, [n, K]
-    share = torch.sigmoid(weight - inside)  # the others' probability under each pilot
+    top, total = pilots.top[..., SECOND], pilots.total[..., SECOND]
+    chosen = classes.unsqueeze(-1).expand(-1, -1, PILOTS // 2)
+    inside = pilots.weights[..., SECOND].gather(1, chosen).sum(1, keepdim=True)
+    rest = (total - inside).maximum(SMALLEST * total)  # R_s of the pilots, [n, 1, pilots / 2]
+    weight, inside_weight = (values.log().add(top).squeeze(1) for values in (rest, inside))
+    within = pilots.mean(SECOND, rest).scatter_(-1, classes, 0.0)  # probabilities among the others, [n, K]
+    share = (rest / total).squeeze(1)  # the others' probability under each pilot
     terms = expansion(rows, mixing, classes)  # [n, S, 3]
-    pilots = slice(PILOTS // 2, PILOTS)
-    fit = _least_squares(terms[:, pilots], weight, share)  # [n, 3]
+    fit = _least_squares(terms[:, SECOND], weight, share)  # [n, 3]
     fitted = (terms @ fit.unsqueeze(-1)).squeeze(-1)  # [n, S]
-    error = share - torch.sigmoid(fitted[:, pilots] - inside)
+    error = share - torch.sigmoid(fitted[:, SECOND] - inside_weight)
     off = error.mean(-1).abs() + ERRORS * error.std(-1) / error.shape[-1] ** 0.5
     spread = -torch.special.xlogy(within, within).sum(-1)
     return Candidates(classes, fitted, share.mean(-1), spread, off <= tolerance)
@@ -105,13 +161,18 @@ def choose_candidates(
 def expansion(rows: Tensor, mixing: Tensor, classes: Tensor) -> Tensor:
     """1, μ · z_s and z_sᵀ C z_s of the classes other than `classes`, for every sample: [n, S, 3]."""
     per_tau = mixing[:, :1, 0]  # 1 / τ
-    mean = (rows[..., 0] * per_tau).scatter(-1, classes, -torch.inf)
+    mean = (rows[..., 0] * per_tau).scatter_(-1, classes, -torch.inf)
     probs = mean.softmax(-1).unsqueeze(-1)  # [n, K, 1]
-    factors, z = rows[..., 1:], mixing[..., 1:]
-    weighted = factors * probs
-    middle = weighted.sum(1)  # μ, [n, Q]
-    covariance = weighted.mT @ factors - middle.unsqueeze(-1) * middle.unsqueeze(1)
-    first = (z @ middle.unsqueeze(-1)).squeeze(-1)
+    # Whole rows, mean and factors: a product with every column but the first would copy them.
+    second = rows.new_zeros(len(rows), rows.shape[-1], rows.shape[-1])
+    middle = rows.new_zeros(len(rows), rows.shape[-1], 1)  # μ
+    for some in class_slices(rows.shape[1]):
+        weighted = (rows[:, some] * probs[:, some]).mT
+        middle += weighted.sum(-1, keepdim=True)
+        second.baddbmm_(weighted, rows[:, some])
+    covariance = (second - middle * middle.mT)[:, 1:, 1:]
+    middle, z = middle[:, 1:], mixing[..., 1:]
+    first = (z @ middle).squeeze(-1)
     return torch.stack((torch.ones_like(first), first, ((z @ covariance) * z).sum(-1)), dim=-1)
 
 
@@ -125,23 +186,32 @@ def _least_squares(terms: Tensor, values: Tensor, weights: Tensor) -> Tensor:
     return torch.linalg.solve(gram.double(), (weighted.mT @ values.unsqueeze(-1)).double()).squeeze(-1).to(gram.dtype)
 
 
-def sampled_with_others(logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax among candidates with the others as one more class.
+def sampled_with_others(logits: Tensor, weight: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax among candidates with the others as one more class, with one exponential for each logit.
+
+        log_probs = torch.cat((logits, weight.unsqueeze(1)), 1).log_softmax(1)
+        return log_mean_exp(log_probs[:, :-1], -1), −(log_probs.exp() * log_probs).sum(1).mean(-1), …
 
     Args:
         logits: of the candidates, [n, C, S]; overwritten.
         weight: log R_s, [n, S]
+        top_k: how many of the largest must be right however small they are; others may come out as 0.
 
     Returns:
         log_probs: log p̄ of the candidates, [n, C].
         expected: [n], mean entropy of the samples, the others as one class.
         left_out: [n], mean probability of the others.
     """
-    normaliser = torch.logaddexp(logits.logsumexp(1), weight)  # [n, S]
-    log_probs = logits.sub_(normaliser.unsqueeze(1))
-    others = weight - normaliser
-    entropies = -(log_probs.exp() * log_probs).sum(1) - others.exp() * others
-    return log_mean_exp(log_probs, -1), entropies.mean(-1), others.exp().mean(-1)
+    top = torch.maximum(logits.amax(1), weight)  # [n, S]
+    logits.sub_(top.unsqueeze(1))
+    weight = weight - top
+    weights, others = logits.exp(), weight.exp()
+    total = weights.sum(1) + others
+    log_probs = torch.bmm(weights, 1 / total.unsqueeze(-1)).squeeze(-1).div_(total.shape[-1]).log_()
+    if not log_probs.topk(top_k).values.isfinite().all():  # all samples of a wanted class underflow
+        log_probs = log_mean_exp(logits - total.log().unsqueeze(1), -1)
+    entropies = total.log() - (logits.mul_(weights).sum(1) + others * weight) / total
+    return log_probs, entropies.mean(-1), (others / total).mean(-1)
 
 
 def label_entropies_outside(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
