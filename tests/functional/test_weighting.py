@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from hetxl.functional import IGNORE_INDEX, Affine, LogitDistribution, Targets, Weights, reference
+from hetxl.functional.weighting import coefficients, softmax_losses
 
 K = 5
 
@@ -32,6 +33,23 @@ def test_options_of_torchs_cross_entropy_mean_the_same(soft, weighted, smoothing
     given = Targets(dense=targets) if soft else Targets(ids=targets)
     found = loss(logits, given, reduction=reduction, classes=classes, smoothing=smoothing)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_losses_without_a_matrix_of_coefficients_are_the_same(soft, weighted, smoothing):
+    torch.manual_seed(0)
+    log_probs = torch.randn(2, 3, K, dtype=torch.float64).log_softmax(-1).requires_grad_()
+    weights = Weights(classes=torch.rand(K) if weighted else None, smoothing=smoothing)
+    dense = torch.randn(2, 3, K).softmax(-1)
+    targets = Targets(dense=dense) if soft else Targets(ids=torch.tensor([[0, 1, 4], [3, 2, 2]]))
+    expected = -(coefficients(targets, weights, K, log_probs) * log_probs).sum(-1)
+    found = softmax_losses(log_probs, targets, weights)
+    torch.testing.assert_close(found, expected)
+    factor = torch.rand(2, 3, dtype=torch.float64)
+    gradients = [torch.autograd.grad((losses * factor).sum(), log_probs)[0] for losses in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_example_weights_give_the_weighted_mean():

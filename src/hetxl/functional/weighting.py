@@ -76,6 +76,26 @@ def coefficients(targets: Targets, weights: Weights, num_classes: int, like: Ten
     return dense if weights.classes is None else dense * weights.classes.to(like.dtype)
 
 
+def softmax_losses(log_probs: Tensor, targets: Targets, weights: Weights) -> Tensor:
+    """Losses [...] of log-probabilities [..., K] under softmax targets.
+
+        return -(coefficients(targets, weights, K, log_probs) * log_probs).sum(-1)
+
+    Class ids need no matrix of coefficients: the label's own part, and one sum over the classes for the smoothing.
+    """
+    num_classes = log_probs.shape[-1]
+    if targets.ids is None:
+        return -(coefficients(targets, weights, num_classes, log_probs) * log_probs).sum(-1)
+    ids = known_ids(targets.ids)
+    own = log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    if weights.classes is None:
+        spread = log_probs.mean(-1)
+    else:
+        classes = weights.classes.to(log_probs.dtype)
+        own, spread = own * classes[ids], log_probs @ classes / num_classes
+    return -((1 - weights.smoothing) * own + weights.smoothing * spread)
+
+
 def dense_labels(targets: Targets, batch_shape: torch.Size, num_classes: int, like: Tensor) -> Tensor:
     """Sigmoid targets as a matrix of labels, [..., K]."""
     if targets.lists is not None:

@@ -58,3 +58,11 @@ def test_products_go_where_they_are_told():
 def test_gradients_are_not_multiplied_in_float16():
     assert gradient_products(torch.float16) == torch.float32
     assert gradient_products(torch.bfloat16) == torch.bfloat16
+
+
+@pytest.mark.parametrize("scale", [None, 1.0, -2.5])
+def test_a_scale_of_one_or_another(scale):
+    gradients = Gradients(inputs_of(), frozenset({"bias"}))
+    gradients.add("bias", torch.arange(K, dtype=torch.float64))
+    found = gradients.finished(None if scale is None else torch.tensor(scale))[2]
+    assert torch.equal(found, (scale or 1.0) * torch.arange(K, dtype=torch.float64))

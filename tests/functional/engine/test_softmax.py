@@ -9,6 +9,7 @@ from hetxl.functional.engine.softmax import (
     MeanLogProbs,
     Mixer,
     Normalisers,
+    column_max,
     exp_columns,
     factors_nll,
     log_probs_gradient,
@@ -52,6 +53,15 @@ def test_exp_columns(sizes, class_major, scale):
     assert top.shape == total.shape == logits.sum(1).shape
     close(top + total.log(), logits.logsumexp(1))
     close(work / total.unsqueeze(1), logits.softmax(1))
+
+
+@pytest.mark.parametrize("class_major", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 8, 16), (1, 12, 8), (5, 7, 16), (2, 6, 32), (4, 10, 3)])
+def test_the_maximum_is_that_of_every_column(sizes, class_major):
+    group, classes, samples = sizes
+    logits = torch.randn(classes, group, samples).transpose(0, 1) if class_major else torch.randn(*sizes)
+    assert torch.equal(column_max(logits), logits.amax(1))
+    assert torch.equal(column_max(logits[..., ::2]), logits[..., ::2].amax(1))
 
 
 @pytest.mark.parametrize("group", [1, 2, G])

@@ -18,7 +18,7 @@ from hetxl.functional.engine.predict import Summary, mc_predict
 from hetxl.functional.engine.setup import fusable, plan_for, product_precision
 from hetxl.functional.links import Link
 from hetxl.functional.targets import Targets
-from hetxl.functional.weighting import UNWEIGHTED, Weights, coefficients, inverse, reduce_losses
+from hetxl.functional.weighting import UNWEIGHTED, Weights, inverse, reduce_losses, softmax_losses
 
 __all__ = ["Plan", "Summary", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
@@ -108,7 +108,7 @@ def mc_nll(
     if link == "softmax" and (targets.ids is None or weights.smoothing):
         log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, **options)
         factor, normaliser = weights.factors(targets, batch_shape, link, log_probs)
-        losses = -(coefficients(targets, weights, log_probs.shape[-1], log_probs) * log_probs).sum(-1)
+        losses = softmax_losses(log_probs, targets, weights)
         return reduce_losses(losses, factor, normaliser, reduction)
 
     inputs = gather_inputs(distribution, z, temperature)

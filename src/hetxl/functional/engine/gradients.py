@@ -83,6 +83,9 @@ class Gradients:
 
         A scale is taken in before the precision is narrowed: small gradients are why losses in float16 are scaled.
         """
+        # `loss.backward()` scales by 1. On a CPU looking costs nothing, and saves a pass over all of the weight.
+        if scale is not None and scale.device.type == "cpu" and scale.dim() == 0 and float(scale) == 1:
+            scale = None
         found = []
         for name in GRADIENTS:
             value = self.of(name) if name in self.needed else None

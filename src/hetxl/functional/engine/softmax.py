@@ -28,13 +28,24 @@ def exp_columns(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_max(logits: Tensor) -> Tensor:
-    """logits.amax(1) of [g, k, s]; where g and s lie together in memory, several classes are put side by side first."""
+    """logits.amax(1) of [g, k, s], with several classes put side by side first where they lie so in memory."""
     group, classes, samples = logits.shape
-    fold = VECTOR // math.gcd(VECTOR, group * samples)
     rows = logits.transpose(0, 1)  # [k, g, s]
-    if fold == 1 or classes % fold or not rows.is_contiguous():
+    if rows.is_contiguous():
+        fold = _fold(group * samples, classes)
+        if fold == 1:
+            return logits.amax(1)
+        return rows.view(classes // fold, -1).amax(0).view(fold, group, samples).amax(0)
+    fold = _fold(samples, classes)
+    if fold == 1 or not logits.is_contiguous():
         return logits.amax(1)
-    return rows.view(classes // fold, -1).amax(0).view(fold, group, samples).amax(0)
+    return logits.view(group, -1, fold * samples).amax(1).view(group, fold, samples).amax(1)
+
+
+def _fold(width: int, classes: int) -> int:
+    """How many rows of a width to put side by side to reach whole vectors; 1 when that does not go."""
+    fold = VECTOR // math.gcd(VECTOR, width)
+    return 1 if classes % fold else fold
 
 
 class Mixer:
