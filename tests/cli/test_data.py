@@ -4,6 +4,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from hetxl.cli import app
+from support.packages import cache_with_packages, needs_debian
 
 
 def test_describe(tmp_path):
@@ -16,8 +17,51 @@ def test_describe(tmp_path):
     assert "classes" in CliRunner().invoke(app, ["data", "describe", str(tmp_path / "x.npz")]).stdout
 
 
+def test_describe_with_label_noise():
+    line = ["data", "describe", "synthetic:rows=400,classes=5,features=3", "--json", "--label-noise", "symmetric"]
+    result = CliRunner().invoke(app, [*line, "--rate", "0.5"])
+    assert result.exit_code == 0, result.output
+    assert any(note.startswith("label noise: symmetric, rate 0.5") for note in json.loads(result.stdout)["notes"])
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2
+    assert "label_noise_rate 0; give a rate" in result.stderr
+
+
 def test_bad_data(tmp_path):
     np.savez(tmp_path / "x.npz", features=np.full((4, 2), np.nan, dtype="float32"), labels=np.arange(4))
     result = CliRunner().invoke(app, ["data", "describe", str(tmp_path / "x.npz")])
     assert result.exit_code == 2
     assert "NaN" in result.stderr
+
+
+def test_names_of_what_can_be_built():
+    result = CliRunner().invoke(app, ["data", "build"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("words: next-word prediction")
+    result = CliRunner().invoke(app, ["data", "build", "wrds"])
+    assert result.exit_code == 2
+    assert "did you mean 'words'?\n  words: next-word prediction" in result.stderr
+
+
+def test_build_twice_and_describe(tmp_path, monkeypatch):
+    needs_debian("dict-gcide")
+    monkeypatch.setenv("HETXL_CACHE", str(cache_with_packages(tmp_path)))
+    before = CliRunner().invoke(app, ["data", "describe", "words:entries=1500,classes=50"])
+    assert before.exit_code == 2
+    assert "build it with: hetxl data build words:entries=1500" in before.stderr
+    first, second = (CliRunner().invoke(app, ["data", "build", "words:entries=1500,classes=50"]) for _ in range(2))
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
+    assert first.stdout.startswith(f"words: built in {tmp_path}")
+    assert "; 50 classes\nsource: dict-gcide " in first.stdout
+    assert second.stdout.startswith("words is there already: ")
+    assert "built in" in CliRunner().invoke(app, ["data", "build", "words:entries=1500", "--force"]).stdout
+    after = CliRunner().invoke(app, ["data", "describe", "words:entries=1500,classes=50", "--json"])
+    assert json.loads(after.stdout)["classes"] == 50
+
+
+def test_a_machine_without_the_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETXL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    result = CliRunner().invoke(app, ["data", "build", "words"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: apt-get is needed for the Debian package dict-gcide")

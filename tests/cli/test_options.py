@@ -37,6 +37,14 @@ def test_only_what_is_given_arrives():
     assert seen == [("x", (None, given))]
 
 
+def test_a_flag_may_have_a_second_name():
+    for name in ("--rate", "--label-noise-rate"):
+        seen.clear()
+        result = CliRunner().invoke(command_of(without=("data",)), ["--label-noise", "symmetric", name, "0.2"])
+        assert result.exit_code == 0, result.output
+        assert seen == [("pycode", (None, {"label_noise": "symmetric", "label_noise_rate": 0.2}))]
+
+
 def test_left_out_options_are_no_flags():
     assert CliRunner().invoke(command_of(without=("data", "rank")), ["--rank", "3"]).exit_code == 2
 

@@ -21,6 +21,7 @@ def test_sizes_come_from_names_and_labels():
     dataset = Dataset("numbers", InputSpec("features", (1,)), ["a", "b"], {"train": split})
     assert (dataset.num_classes, dataset.multi_label, len(split)) == (2, False, 3)
     assert (split.workers, split.show(0), dataset.notes) == (False, Shown(), ())
+    assert (Shown().text, Shown().image, Shown().pixels) == (None, None, None)
     fetched = split.fetch(np.array([2]))
     assert (fetched.inputs.tolist(), list(fetched.broken)) == ([[2.0]], [])
 

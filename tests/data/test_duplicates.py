@@ -34,6 +34,14 @@ def test_rows(tmp_path):
     assert found.across == {"validation in train": 1, "test in train": 4, "test in validation": 1}
 
 
+def test_pictures_without_files_are_compared_as_they_are_read(tmp_path):
+    pixels = np.random.default_rng(0).random((6, 1, 4, 4), dtype=np.float32)
+    splits = splits_of(tmp_path, train=np.concatenate((pixels, pixels[:1])), test=pixels[2:3])
+    found = find_duplicates(splits, images=True)
+    assert found.within == {"train": 1, "test": 0}
+    assert found.across == {"test in train": 1}
+
+
 def test_more_rows_than_are_looked_at(tmp_path):
     splits = splits_of(tmp_path, train=np.zeros((1000, 2)), test=np.ones((30, 2)), validation=np.ones((10, 2)))
     found = find_duplicates(splits, images=False, limit=100)

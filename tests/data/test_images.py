@@ -228,3 +228,16 @@ def test_without_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"pictures need Pillow: pip install 'hetxl\[data\]'"):
         split_of("a")
+
+
+def test_grey_pictures_are_whole(tmp_path):
+    columns = np.linspace(0, 255, 48).astype(np.uint8)
+    Image.fromarray(np.tile(columns, (32, 1))).save(tmp_path / "grey.png")
+    Image.new("RGB", SIZE, (255, 0, 0)).save(tmp_path / "red.png")
+    split = split_of(tmp_path / "grey.png", tmp_path / "red.png", grey=True, size=32)
+    grey, red = split.fetch(np.arange(2)).inputs
+    assert grey.shape == (1, 32, 32)
+    np.testing.assert_allclose(grey[0, 5], columns[8:40] / 127.5 - 1, atol=1e-6)  # the square in the middle
+    np.testing.assert_allclose(red, 0.299 * 2 - 1, atol=0.01)  # as bright as red is
+    assert split.fetch(np.arange(2), np.array([3, 4])).inputs.shape == (2, 1, 32, 32)
+    assert split.fetch(np.empty(0, dtype=np.int64)).inputs.shape == (0, 1, 32, 32)

@@ -60,7 +60,9 @@ def test_a_trained_runs_classes(tmp_path):
     assert dataset.splits["test"].labels.ids.tolist() == [1, 2] * 20
     with pytest.raises(ValueError, match="none of the 2 classes: 'cat', 'dog'"):
         open_dataset(arrays(tmp_path), classes=["ant", "bee"])
-    with pytest.raises(TypeError, match="classes must be names for data from files, found 5"):
+    with pytest.raises(
+        TypeError, match=r"classes must be names for data from files, found 5; a number is for pycode, .* and "
+    ):
         open_dataset(arrays(tmp_path), classes=5)
 
 
@@ -89,7 +91,7 @@ def test_built_in_data_with_a_runs_names():
             "sinthetic",
             {},
             FileNotFoundError,
-            r"no built-in dataset \(pycode, synthetic\) and no file .*mean 'synthetic'",
+            r"no built-in dataset \(pycode, synthetic, .*\) and no file .*mean 'synthetic'",
         ),
         ("", {}, FileNotFoundError, "data='' is no built-in dataset"),
         ("no\nsuch", {}, FileNotFoundError, r"data='no\\\\nsuch'"),
@@ -147,6 +149,8 @@ def test_pictures_to_predict(tmp_path):
     assert split.fetch(np.arange(2)).inputs.shape == (2, 3, 6, 6)
     assert split.labels.ids.tolist() == [-100] * 20
     assert len(open_inputs(tmp_path / "p" / "cat" / "0.png", InputSpec("image", (3, 6, 6)))) == 1
+    grey = open_inputs(tmp_path / "p", InputSpec("image", (1, 6, 6)))
+    assert torch.equal(grey.fetch(np.arange(2)).inputs, torch.full((2, 1, 6, 6), -1.0))  # black
 
 
 def test_tokens_to_predict(tmp_path):

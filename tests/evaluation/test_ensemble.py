@@ -50,7 +50,8 @@ def test_the_top_classes():
 def test_evaluation_mode_reaches_all_members():
     ensemble = Ensemble(members()).train()
     ensemble.eval()
-    assert not any(module.training for backbone, head in ensemble.members for module in (backbone, head))
+    assert not any(module.training for module in ensemble.modules())
+    assert len([module for module in ensemble.modules() if isinstance(module, nn.Linear)]) == 6
 
 
 @pytest.mark.parametrize(

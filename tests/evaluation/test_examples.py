@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hetxl.data.dataset import Shown
 from hetxl.evaluation import extreme_examples
-from hetxl.evaluation.examples import thumbnail
+from hetxl.evaluation.examples import embedded, thumbnail
 from support.records import ArraySplit, with_confidence
 
 NAMES = ["<script>", "dog"]
@@ -27,9 +28,9 @@ def case(**options):
     return records, ArraySplit(np.zeros((16, 1)), labels, **options)
 
 
-def opened(address):
+def opened(address, kind="jpeg"):
     head, data = address.split(",")
-    assert head == "data:image/jpeg;base64"
+    assert head == f"data:image/{kind};base64"
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
@@ -82,6 +83,35 @@ def test_pictures_become_small_ones(tmp_path):
     np.testing.assert_allclose(np.asarray(picture)[20, 50], [255, 0, 0], atol=10)
 
 
+class PixelSplit(ArraySplit):
+    """Pictures that are in no file."""
+
+    def show(self, row):
+        return Shown(text=f"text {row}", pixels=np.full((32, 32), row, dtype=np.uint8))
+
+
+def test_pictures_without_a_file():
+    records, split = case()
+    entry = extreme_examples(records, PixelSplit(np.zeros((16, 1)), split.labels.ids), NAMES, k=1)["most_certain"][0]
+    assert (entry["text"], entry["path"]) == ("text 12", None)
+    picture = opened(entry["image"], "png")
+    assert (picture.mode, picture.size) == ("L", (96, 96))
+    assert (np.asarray(picture) == 12).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((32, 32), (96, 96)), ((20, 40), (80, 40)), ((96, 10, 3), (10, 96)), ((60, 300, 3), (96, 19)), ((1, 1), (96, 96))],
+)
+def test_pixels_of_any_size(shape, size):
+    pixels = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
+    picture = opened(embedded(pixels), "png")
+    assert picture.size == size
+    if max(shape[:2]) < 96:  # enlarged without a trace of smoothing
+        factor = size[0] // shape[1]
+        np.testing.assert_array_equal(np.asarray(picture)[::factor, ::factor], pixels)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "CMYK", "I;16", "F"])
 def test_pictures_of_any_kind(mode, tmp_path):
     path = tmp_path / ("picture.tiff" if mode in ("CMYK", "F") else "picture.png")
@@ -126,6 +156,8 @@ def test_without_pillow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'hetxl\[data\]'"):
         thumbnail("picture.png")
+    with pytest.raises(ImportError, match=r"pictures of examples need Pillow: pip install 'hetxl\[data\]'"):
+        embedded(np.zeros((2, 2), dtype=np.uint8))
 
 
 def test_k_must_be_positive():

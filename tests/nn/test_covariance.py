@@ -96,3 +96,24 @@ def test_the_noise_starts_with_about_unit_variance_from_its_factors(name):
 def test_it_prints_its_formula():
     assert "Σ(x) = V(x)ᵀV(x) + d(x) d(x)ᵀ, V(x) = J ∘ (1 v(x)ᵀ), N=4, R=3" in repr(build("efficient"))
     assert "Σ(x) = diag(d(x)²), N=4, R=0" in repr(build("diagonal", "diagonal"))
+
+
+@pytest.mark.parametrize("covariance", ["efficient", "low_rank", "diagonal", "full"])
+@pytest.mark.parametrize("init", [0.05, 1.0, 3.0])
+def test_the_noise_starts_as_large_as_asked_for(covariance, init):
+    torch.manual_seed(0)
+    features = torch.randn(400, 64)
+
+    @torch.no_grad()
+    def deviation(scale):
+        torch.manual_seed(1)
+        noise = build_covariance(covariance, 64, 64, rank=8, init=scale)(features)
+        return float(noise.basis().square().sum(-2).mean().sqrt())
+
+    # The residual is a softplus, which is only nearly linear; 1e-3 is its least value.
+    assert deviation(init) == pytest.approx(init * deviation(1.0), rel=0.3, abs=2e-3)
+
+
+def test_a_start_without_noise_is_refused():
+    with pytest.raises(ValueError, match="init must be positive"):
+        build_covariance("efficient", 4, 4, init=0.0)

@@ -12,10 +12,11 @@ from hetxl.training.backbones import Backbone, build_backbone
 from hetxl.training.networks import Cnn, Mlp
 from support.training import small
 
-FEATURES, TOKENS, PICTURES = (
+FEATURES, TOKENS, PICTURES, GREY = (
     InputSpec("features", (6,)),
     InputSpec("tokens", (3,), 20),
     InputSpec("image", (3, 32, 32)),
+    InputSpec("image", (1, 32, 32)),
 )
 
 
@@ -36,7 +37,9 @@ def build(name, spec, **options) -> Any:
         ("mlp", FEATURES, 128),
         ("mlp", TOKENS, 128),
         ("cnn", PICTURES, 256),
+        ("cnn", GREY, 256),
         ("timm:test_resnet", PICTURES, 96),
+        ("timm:test_resnet", GREY, 96),
         ("timm:mobilenetv3_small_050", PICTURES, 1024),  # its num_features is another
         ("hf:mobilenet_v2", PICTURES, 1280),  # states no size of its features
         ("hf:segformer", PICTURES, 256),  # has no pooled output, and its last layer is a map
@@ -52,6 +55,12 @@ def test_auto_goes_by_the_input():
     assert isinstance(build("auto", FEATURES).body, nn.Identity)
     assert isinstance(build("auto", TOKENS).body[1], Mlp)
     assert isinstance(build("auto", PICTURES, width=8, depth=1).body, Cnn)
+
+
+def test_grey_pictures_are_read_place_by_place():
+    grey, colour = (build("cnn", spec, width=8, depth=1).body for spec in (GREY, PICTURES))
+    assert (grey.last.in_features, colour.last.in_features) == (64 * 16, 64)
+    assert (grey.body[0].in_channels, colour.body[0].in_channels) == (1, 3)
 
 
 def test_options_of_the_networks():

@@ -111,6 +111,11 @@ def test_what_is_no_table_of_options():
         ({"temperature": "nan"}, "temperature must be a positive number, learned or auto, found 'nan'"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size must be a multiple of accumulate, found 10 and 4"),
         ({"label_smoothing": 0.1, "link": "sigmoid"}, "label_smoothing is for the softmax link"),
+        ({"label_noise": "symetric"}, "label_noise must be one of none, symmetric, confusable, feature-dependent"),
+        ({"label_noise": "symmetric"}, "label_noise is 'symmetric' and label_noise_rate 0; give a rate, such as 0.2"),
+        ({"label_noise_rate": 0.2}, "label_noise_rate is 0.2 and label_noise none; choose symmetric, "),
+        ({"label_noise": "confusable", "label_noise_rate": 1.5}, "label_noise_rate must be in [0, 1], found 1.5"),
+        ({"label_noise": "confusable", "label_noise_rate": -0.1}, "label_noise_rate must be in [0, 1], found -0.1"),
     ],
 )
 def test_types_and_ranges(options, message):

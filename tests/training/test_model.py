@@ -63,11 +63,10 @@ def test_temperature():
     def option(**options):
         return head_options(small(**options), "softmax")["temperature"]
 
-    assert option(head="det") is None
-    assert isinstance(option(head="het"), LearnedTemperature)
+    assert option(head="det") == option(head="het") == 1
     assert isinstance(option(head="det", temperature="learned"), LearnedTemperature)
     assert option(temperature="0.5") == option(temperature=0.5) == 0.5
-    assert float(build(temperature_init=1.5).head.temperature().detach()) == pytest.approx(1.5)
+    assert float(build(temperature="learned", temperature_init=1.5).head.temperature().detach()) == pytest.approx(1.5)
     assert build(head="det").head.temperature() == 1.0
 
 

@@ -10,6 +10,7 @@ NETWORKS = {
     "mlp of depth 3": lambda: (Mlp(6, 16, 3, 5), torch.randn(4, 6)),
     "small cnn": lambda: (Cnn(8, 1, 5, 16), torch.randn(4, 3, 16, 16)),
     "deep cnn": lambda: (Cnn(8, 2, 5, 8), torch.randn(4, 3, 8, 8)),
+    "grey cnn": lambda: (Cnn(8, 1, 5, 32, channels=1, places=4), torch.randn(4, 1, 32, 32)),
     "large cnn": lambda: (Cnn(16, 1, 5, 96), torch.randn(4, 3, 96, 96)),
 }
 
@@ -73,7 +74,28 @@ def test_a_window_lays_embeddings_side_by_side():
 def test_stages_double_the_channels_and_halve_the_size():
     module = Cnn(8, 2, 5, 32)
     assert module.body(torch.randn(1, 3, 32, 32)).shape == (1, 64, 4, 4)
+    assert Cnn(8, 1, 5, 32, channels=1).body(torch.randn(1, 1, 32, 32)).shape == (1, 64, 4, 4)
     assert Cnn(8, 1, 5, 128).body(torch.randn(1, 3, 128, 128)).shape == (1, 64, 4, 4)
+
+
+@pytest.mark.parametrize(("size", "places", "grid"), [(32, 1, 1), (32, 4, 4), (32, 8, 4), (64, 4, 4), (50, 3, 3)])
+def test_features_are_read_from_a_grid_of_places(size, places, grid):
+    module, pictures = Cnn(8, 1, 5, size, places=places), torch.randn(2, 3, size, size)
+    assert module.last.in_features == 64 * grid**2
+    assert module(pictures).shape == (2, 5)
+
+
+def test_only_a_grid_knows_where_things_are():
+    body = torch.randn(1, 64, 4, 4)
+    turned = body.flip(3)
+    mean, grid = Cnn(8, 1, 5, 32), Cnn(8, 1, 5, 32, places=4)
+    torch.testing.assert_close(mean.pool(turned).flatten(1), body.mean((2, 3)))
+    torch.testing.assert_close(grid.pool(turned), turned)
+
+
+def test_sizes_that_halving_rounds():
+    for size in (8, 9, 31, 33, 95, 96, 97, 131):
+        assert Cnn(8, 1, 5, size, channels=1, places=2)(torch.randn(1, 1, size, size)).shape == (1, 5)
 
 
 def test_a_width_that_groups_do_not_divide():

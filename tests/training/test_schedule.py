@@ -50,7 +50,9 @@ def test_edges():
 
 
 def test_no_decay_for_temperature_biases_and_norms():
-    config = small(backbone="mlp", width=8, features=4, weight_decay=0.3, temperature_learning_rate=5.0)
+    config = small(
+        backbone="mlp", width=8, features=4, weight_decay=0.3, temperature="learned", temperature_learning_rate=5.0
+    )
     model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
     groups = {group["name"]: group for group in parameter_groups(model, config)}
     assert {name: group["weight_decay"] for name, group in groups.items()} == {
@@ -81,7 +83,7 @@ def test_frozen_parameters_are_left_out():
 
 
 def test_the_optimiser_has_the_options_and_every_group_its_multiple():
-    config = small(temperature_learning_rate=3.0, beta1=0.8, beta2=0.95)
+    config = small(temperature="learned", temperature_learning_rate=3.0, beta1=0.8, beta2=0.95)
     optimizer = build_optimizer(build_model(config, InputSpec("features", (4,)), 8, "softmax"), config)
     set_learning_rate(optimizer, 0.5)
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from hetxl.data.label_noise import LabelNoise
 from hetxl.training.config import TrainConfig
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
@@ -144,6 +145,28 @@ def test_too_many_broken_pictures_stop_the_run_with_their_list(tmp_path):
         (tmp_path / "pictures" / "red" / f"{number}.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"could not be read[\s\S]*red/"):
         run_of(tmp_path / "run", data=str(tmp_path / "pictures"), image_size=24, width=8, depth=1, workers=0)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "confusable", "feature-dependent"])
+def test_label_noise_is_kept_with_the_run(tmp_path, kind):
+    run = run_of(tmp_path / "run", label_noise=kind, label_noise_rate=0.3)
+    noise = LabelNoise.load(run.path / "label_noise.npz")
+    clean, noisy = open_data(TrainConfig(**SMALL)), open_data(run.config)
+    ids = clean.splits["train"].labels.ids.copy()
+    assert ids[noise.rows].tolist() == noise.old.tolist()
+    ids[noise.rows] = noise.new
+    assert noisy.splits["train"].labels.ids.tolist() == ids.tolist()
+    assert len(noise) == pytest.approx(0.3 * 900, abs=60)
+    # What was trained on is what the run says: its counts of the classes, and the note.
+    counts = json.loads((run.path / "model.json").read_text())["class_counts"]
+    assert counts == np.bincount(ids, minlength=10).tolist()
+    assert any(f"label noise: {kind}, rate 0.3" in note for note in result_of(run)["data"]["notes"])
+    for name in ("validation", "test"):
+        assert noisy.splits[name].labels.ids.tolist() == clean.splits[name].labels.ids.tolist()
+
+
+def test_without_label_noise_there_is_no_list_of_it(tmp_path):
+    assert not (run_of(tmp_path / "run", steps=1).path / "label_noise.npz").exists()
 
 
 def test_options_of_built_in_data():

@@ -10,6 +10,7 @@ from hetxl.cli.evaluate import evaluate
 from hetxl.cli.params import params
 from hetxl.cli.predict import predict
 from hetxl.cli.report import report
+from hetxl.cli.study import study
 from hetxl.cli.train import compare, train
 
 # Plain errors and help: one line is one line, wherever it is read. Tracebacks never show the values of variables.
@@ -24,6 +25,7 @@ app = typer.Typer(
 for command in (compare, train, evaluate, predict, report, params):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(study, name="study")
 
 
 def _version(wanted: bool) -> None:

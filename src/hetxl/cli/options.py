@@ -82,9 +82,10 @@ def _flag(field: dataclasses.Field) -> inspect.Parameter:
         text = f"{text} [{default}]"
     name = "--" + field.name.replace("_", "-")
     declared = f"{name}/--no-{name[2:]}" if kind is bool else name
+    also = field.metadata["also"]
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, typer.Option(declared, help=text, show_default=False)],
+        annotation=Annotated[kind | None, typer.Option(declared, *also, help=text, show_default=False)],
     )

@@ -9,7 +9,10 @@ from hetxl.cli.errors import one_line_errors
 from hetxl.cli.options import Given, config_flags, resolve
 from hetxl.training.presets import preset_for
 
-DATA = "pycode, synthetic (options as in synthetic:noise=2), an array file or folder, pictures, or a manifest."
+DATA = (
+    "pycode, synthetic, words, glyphs or wordnet (options as in synthetic:noise=2), an array file or folder, pictures, "
+    "or a manifest."
+)
 
 
 @config_flags(without=("data",))
@@ -50,14 +53,14 @@ def compare(
         chosen = data if data is not None or given[0] is not None else "pycode"
         config = resolve(given, preset_for(chosen), data=chosen)
         names = tuple(name.strip() for name in heads.split(",") if name.strip())
-        directory = run_comparison(config, heads=names, seeds=_seeds(seeds))
+        directory = run_comparison(config, heads=names, seeds=seeds_from(seeds))
         runs = find_runs([directory])
         Console().print(as_rich(compare_table(runs)))
         report = write_report(runs, directory / "report.html")
         typer.echo(f"Report: {report}")
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def seeds_from(text: str) -> tuple[int, ...]:
     """A number of seeds, or the seeds themselves."""
     try:
         numbers = tuple(int(part) for part in text.split(",") if part.strip())

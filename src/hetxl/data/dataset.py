@@ -36,10 +36,17 @@ class Fetched(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An example as a reader would recognise it: a text, or the path of a picture."""
+    """An example as a reader would recognise it: a text, a picture, or both.
+
+    Attributes:
+        text: of the example.
+        image: the path of a picture.
+        pixels: [H, W] or [H, W, 3] uint8, a picture that has no file of its own.
+    """
 
     text: str | None = None
     image: str | None = None
+    pixels: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,8 @@ class InputSpec:
     """What a backbone gets.
 
     Attributes:
-        kind: "features" [D], "tokens" [C] (ids of the C tokens before the one to predict) or "image" [3, H, W].
+        kind: "features" [D], "tokens" [C] (ids of the C tokens before the one to predict) or "image" [3, H, W], grey
+            ones [1, H, W].
         shape: of one example.
         vocabulary: how many token ids there are; 0 unless the kind is "tokens".
     """

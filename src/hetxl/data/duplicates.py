@@ -38,9 +38,11 @@ def find_duplicates(splits: Mapping[str, Split], *, images: bool, limit: int | N
 
     Args:
         splits: by name.
-        images: whether inputs are pictures: their files are compared, not what is decoded.
+        images: whether inputs are pictures: their files, where they have some, are compared, not what is decoded.
         limit: rows to look at in all splits together; by default `ROWS`, or `FILES` for pictures.
     """
+    # Pictures without files are compared as they are read.
+    images = images and all(split.show(0).image is not None for split in splits.values() if len(split))
     samples = _sample(splits, (FILES if images else ROWS) if limit is None else limit)
     with progress_bar("Looking for duplicates", sum(map(len, samples.values()))) as advance:
         if images:

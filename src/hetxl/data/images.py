@@ -26,6 +26,9 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours of ImageNet, which most backbones were trained with."""
 
+GREY_MEAN, GREY_STD = 0.5, 0.5
+"""Of pictures without colours: black becomes −1 and white 1."""
+
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Random crops: the share of the picture's area, and width over height."""
 
@@ -62,9 +65,10 @@ class Paths:
 
 
 class ImageSplit(Split):
-    """Pictures [3, size, size], decoded when they are asked for.
+    """Pictures [3, size, size], or grey ones [1, size, size], decoded when they are asked for.
 
-    With seeds: a random crop, resized, and turned left to right half of the time. Without: the centre.
+    With seeds: a random crop, resized, and turned left to right half of the time. Without: the centre, and of grey
+    pictures, where signs reach to the edges, as much of it as a square can hold.
 
     Args:
         paths: of all pictures.
@@ -73,6 +77,7 @@ class ImageSplit(Split):
         size: height and width that a backbone gets.
         mean: of red, green and blue, taken off.
         std: of red, green and blue, divided by.
+        grey: whether colours are left out; `mean` and `std` are then `GREY_MEAN` and `GREY_STD`.
     """
 
     workers = True
@@ -86,13 +91,16 @@ class ImageSplit(Split):
         size: int = 224,
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
+        grey: bool = False,
     ) -> None:
         require_pillow()
         if size < 1:
             raise ValueError(f"image_size must be at least 1, found {size}")
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise ValueError(f"mean and std must be three numbers, std above 0; found {tuple(mean)} and {tuple(std)}")
-        self.paths, self.labels, self.rows, self.size = paths, labels, rows, size
+        self.paths, self.labels, self.rows, self.size, self.grey = paths, labels, rows, size, grey
+        if grey:
+            mean, std = (GREY_MEAN,), (GREY_STD,)
         self.mean, self.std = np.array(mean, dtype=np.float32), np.array(std, dtype=np.float32)
 
     def path(self, row: int) -> str:
@@ -119,21 +127,24 @@ class ImageSplit(Split):
                 good.append(row)
             except (OSError, ValueError) as error:
                 broken.append(Broken(path, _reason(error)))
-        stacked = np.stack(inputs) if inputs else np.empty((0, 3, self.size, self.size), dtype=np.float32)
+        empty = np.empty((0, len(self.mean), self.size, self.size), dtype=np.float32)
+        stacked = np.stack(inputs) if inputs else empty
         return Fetched(torch.from_numpy(stacked), np.array(good, dtype=np.int64), tuple(broken))
 
     def _crop(self, image: "Image", seed: int | None) -> np.ndarray:
-        """[3, size, size]"""
+        """[3, size, size], or [1, size, size]"""
         from PIL.Image import Resampling
 
         flip = False
+        if self.grey:
+            image = image.convert("L")
         if seed is None:
-            box = centre_box(*image.size)
+            box = centre_box(*image.size, 1.0 if self.grey else SHORTER_SIDE)
         else:
             rng = np.random.default_rng(seed % 2**64)
             box, flip = random_box(*image.size, rng), rng.random() < 0.5
         pixels = np.asarray(image.resize((self.size, self.size), Resampling.BILINEAR, box=box), dtype=np.float32)
-        pixels = (pixels / 255 - self.mean) / self.std
+        pixels = (pixels.reshape(self.size, self.size, -1) / 255 - self.mean) / self.std
         return np.ascontiguousarray((pixels[:, ::-1] if flip else pixels).transpose(2, 0, 1))
 
 
@@ -158,13 +169,18 @@ def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[float
     return (width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2
 
 
-def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
+def centre_box(width: int, height: int, shorter: float = SHORTER_SIDE) -> tuple[float, float, float, float]:
     """The centre of a picture: left, top, right, bottom.
 
     It is the part that is left when the shorter side is resized to 256/224 of the crop's side and the centre is cut
     out. Cut first, a very long picture never becomes a very large one.
+
+    Args:
+        width: of the picture.
+        height: of the picture.
+        shorter: the shorter side over that of the crop.
     """
-    half = min(width, height) / SHORTER_SIDE / 2
+    half = min(width, height) / shorter / 2
     return width / 2 - half, height / 2 - half, width / 2 + half, height / 2 + half
 
 

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hetxl.data.arrays import (
     read_parts,
 )
 from hetxl.data.assembly import Plan
+from hetxl.data.build.registry import BUILDERS
 from hetxl.data.classes import printable, some
 from hetxl.data.dataset import Dataset, InputSpec, Split
 from hetxl.data.folders import find_images, load_images
@@ -31,7 +32,11 @@ from hetxl.data.stored import Stored, open_arrays
 from hetxl.data.tables import TABLE_SUFFIXES, find_column
 from hetxl.functional.targets import IGNORE_INDEX
 
-BUILT_IN = {"pycode": ("hetxl.data.pycode", "load_pycode"), "synthetic": ("hetxl.data.synthetic", "load_synthetic")}
+BUILT_IN = {
+    "pycode": ("hetxl.data.pycode", "load_pycode"),
+    "synthetic": ("hetxl.data.synthetic", "load_synthetic"),
+    **{name: (builder.module, builder.load) for name, builder in BUILDERS.items()},
+}
 """Datasets that are made and not read: where each is loaded."""
 
 
@@ -50,7 +55,8 @@ def open_dataset(
     """A dataset to train on or to evaluate.
 
     Args:
-        data: "pycode", "synthetic", or the path of arrays (see `hetxl.data.arrays`) or pictures (`hetxl.data.folders`).
+        data: "pycode", "synthetic", a dataset that was built (see `hetxl.data.build`), or the path of arrays (see
+            `hetxl.data.arrays`) or pictures (`hetxl.data.folders`).
         labels: a file with the labels of a .npy file of features.
         validation: the path of the validation rows, where `data` does not hold them.
         test: the path of the test rows, where `data` does not hold them.
@@ -64,7 +70,9 @@ def open_dataset(
     """
     if isinstance(data, str) and data in BUILT_IN:
         for name, given in (("labels", labels), ("validation", validation), ("test", test)):
-            if given is not None:
+            if given is not None and name in inspect.signature(_loader(data)).parameters:
+                options[name] = given  # what is a file elsewhere may be an option here: wordnet has kinds of labels
+            elif given is not None:
                 raise ValueError(f"{name}={os.fspath(given)} goes with files; {data!r} is built in and has its own")
         return _open_built_in(data, seed, cache, classes, options)
     if isinstance(classes, int):
@@ -73,9 +81,9 @@ def open_dataset(
     plan = Plan(seed, classes, bool(options.pop("whole", False)))
     others = {"validation": _optional(validation, "validation"), "test": _optional(test, "test")}
     if _holds_arrays(path):
-        _check_options(options, ("check", "whole"), os.fspath(data))
+        check_options(options, ("check", "whole"), os.fspath(data))
         return load_arrays(path, plan, labels=_optional(labels, "labels"), cache=cache, **others, **options)
-    _check_options(options, ("mean", "std", "whole"), os.fspath(data))
+    check_options(options, ("mean", "std", "whole"), os.fspath(data))
     if labels is not None:
         raise ValueError(
             f"labels={os.fspath(labels)} goes with a .npy file of features, not with pictures; use a manifest"
@@ -100,8 +108,8 @@ def open_inputs(
         input: what the model gets.
         cache: folder for arrays made of parquet files.
         check: whether to look through all features for NaN and infinite ones.
-        mean: of red, green and blue, for pictures.
-        std: of red, green and blue, for pictures.
+        mean: of red, green and blue, for pictures in colour.
+        std: of red, green and blue, for pictures in colour.
 
     Returns:
         A split whose labels are all −100.
@@ -109,7 +117,8 @@ def open_inputs(
     path = _existing(data)
     if input.kind == "image":
         paths = find_images(path)
-        return ImageSplit(paths, _no_labels(len(paths)), size=input.shape[-1], mean=mean, std=std)
+        grey = input.shape[0] == 1
+        return ImageSplit(paths, _no_labels(len(paths)), size=input.shape[-1], mean=mean, std=std, grey=grey)
     if input.kind == "tokens":
         return _open_tokens(path, input)
     if not _holds_arrays(path):
@@ -154,10 +163,9 @@ def _check_shape(stored: Stored, input: InputSpec, right_type: bool, what: str) 
 def _open_built_in(
     name: str, seed: int, cache: Path | None, classes: Sequence[str] | int | None, options: dict[str, Any]
 ) -> Dataset:
-    module, function = BUILT_IN[name]
-    load: Callable[..., Dataset] = getattr(importlib.import_module(module), function)
+    load = _loader(name)
     valid = tuple(inspect.signature(load).parameters)
-    _check_options(options, valid, name)
+    check_options(options, valid, name)
     for option, value in (("seed", seed), ("cache", cache), ("classes", classes)):
         if option in valid and value is not None and (option != "classes" or isinstance(value, int)):
             options[option] = value
@@ -170,7 +178,19 @@ def _open_built_in(
     return dataset
 
 
-def _check_options(options: dict[str, Any], valid: Sequence[str], data: str) -> None:
+def _loader(name: str) -> Callable[..., Dataset]:
+    module, function = BUILT_IN[name]
+    return getattr(importlib.import_module(module), function)
+
+
+def check_options(options: Mapping[str, Any], valid: Sequence[str], data: str) -> None:
+    """Raise a TypeError for an option that data does not have.
+
+    Args:
+        options: that were given.
+        valid: names of those that it has.
+        data: name or path of the data.
+    """
     for option in options:
         if option not in valid:
             near = difflib.get_close_matches(option, valid, 1, 0.4)
@@ -179,7 +199,8 @@ def _check_options(options: dict[str, Any], valid: Sequence[str], data: str) -> 
 
 
 def _names() -> str:
-    return " and ".join(BUILT_IN)
+    *most, last = BUILT_IN
+    return f"{', '.join(most)} and {last}"
 
 
 def _optional(path: str | os.PathLike[str] | None, argument: str) -> Path | None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from hetxl.data.dataset import Split
+from hetxl.data.dataset import Shown, Split
 from hetxl.evaluation.records import Records
 from hetxl.functional._checks import integer_at_least
 
 THUMBNAIL = 96
 """Pixels of the longer side of a picture."""
+
+PILLOW = "pip install 'hetxl[data]'"
 
 
 def extreme_examples(
@@ -59,7 +61,7 @@ def thumbnail(path: str, size: int = THUMBNAIL) -> str | None:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise ImportError(f"{path} needs Pillow: pip install 'hetxl[data]'") from error
+        raise ImportError(f"{path} needs Pillow: {PILLOW}") from error
     try:
         with warnings.catch_warnings():
             # A picture so large that Pillow warns of it is not worth decoding for a thumbnail.
@@ -79,13 +81,41 @@ def thumbnail(path: str, size: int = THUMBNAIL) -> str | None:
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
+def embedded(pixels: np.ndarray, size: int = THUMBNAIL) -> str:
+    """A PNG of a picture without a file, as a data: address. Small ones are enlarged, each pixel to a square.
+
+    Args:
+        pixels: [H, W] or [H, W, 3] uint8
+        size: pixels of the longer side, about.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(f"pictures of examples need Pillow: {PILLOW}") from error
+    picture = Image.fromarray(pixels)
+    factor = size // max(picture.size)
+    if factor > 1:
+        picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    picture.thumbnail((size, size))
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _picture(shown: Shown) -> str | None:
+    """What can be seen of an example, as a data: address."""
+    if shown.pixels is not None:
+        return embedded(shown.pixels)
+    return None if shown.image is None else thumbnail(shown.image)
+
+
 def _entry(records: Records, place: int, split: Split, class_names: Sequence[str]) -> dict[str, Any]:
     row = int(records.rows[place])
     shown = split.show(row)
     return {
         "row": row,
         "text": shown.text,
-        "image": None if shown.image is None else thumbnail(shown.image),
+        "image": _picture(shown),
         "path": shown.image,
         "label": _label(int(records.label[place]), row, split, class_names),
         "top": [

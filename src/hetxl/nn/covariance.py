@@ -11,8 +11,9 @@ covariance matrix").
 The residual adds d(x) d(x)ᵀ (`rank1`) or diag(d(x)²) (`diagonal`), with D·N parameters. So `covariance="diagonal",
 residual="diagonal"` is a diagonal Σ, and `covariance="diagonal"` with the default residual is d dᵀ.
 
-Initial values follow the authors' layer (variance 1/fan-in, no bias at the start), so that with features of unit
-variance every noise coordinate starts with a variance of about 1 from the factors and 0.6 from the residual.
+Initial values follow the authors' layer (variance 1/fan-in), times `init`: with features of unit variance every noise
+coordinate starts with a standard deviation of about `init` from the factors and 0.7 to 0.9 `init` from the residual.
+The authors' own start is `init=1`. A small one lets the classifier find its means first; noise grows where it pays.
 """
 
 import math
@@ -22,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hetxl.functional._checks import integer_at_least, one_of
+from hetxl.functional._checks import integer_at_least, one_of, positive_float
 from hetxl.functional.noise import RESIDUALS, GaussianNoise, Residual, residual_scale
 
 CovarianceName = Literal["efficient", "low_rank", "diagonal", "full"]
@@ -39,6 +40,7 @@ class Covariance(nn.Module, ABC):
         noise_features: N
         rank: R, rows of the factors.
         residual: "rank1", "diagonal" or None for none.
+        init: scale of the noise at the start.
     """
 
     formula = ""
@@ -51,6 +53,7 @@ class Covariance(nn.Module, ABC):
         rank: int,
         residual: Residual | None,
         *,
+        init: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -58,6 +61,7 @@ class Covariance(nn.Module, ABC):
         self.in_features = in_features
         self.noise_features = noise_features
         self.rank = rank
+        self.init = positive_float("init", init)
         self.residual_kind: Residual | None = residual
         self.residual: nn.Linear | None = None
         if residual is not None:
@@ -71,7 +75,9 @@ class Covariance(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
         if self.residual is not None:
-            _lecun_normal(self.residual)
+            _lecun_normal(self.residual, gain=self.init)
+            # softplus(bias) is `init` times softplus(0), what it is at init = 1.
+            nn.init.constant_(self.residual.bias, math.log(math.expm1(self.init * math.log(2))))
 
     def forward(self, features: Tensor) -> GaussianNoise:
         """The noise for features [..., D], a Gaussian over [..., N]."""
@@ -100,10 +106,11 @@ class DiagonalCovariance(Covariance):
         noise_features: int,
         residual: Residual,
         *,
+        init: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_features, noise_features, 0, residual, device=device, dtype=dtype)
+        super().__init__(in_features, noise_features, 0, residual, init=init, device=device, dtype=dtype)
         self.reset_parameters()
 
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -123,10 +130,11 @@ class EfficientCovariance(Covariance):
         rank: int,
         residual: Residual,
         *,
+        init: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_features, noise_features, rank, residual, device=device, dtype=dtype)
+        super().__init__(in_features, noise_features, rank, residual, init=init, device=device, dtype=dtype)
         # No bias on J: it would give the noise a mean.
         self.factor = nn.Parameter(torch.empty(rank, noise_features, device=device, dtype=dtype))
         self.scale = nn.Linear(in_features, noise_features, device=device, dtype=dtype)
@@ -135,7 +143,7 @@ class EfficientCovariance(Covariance):
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
         super().reset_parameters()
-        nn.init.normal_(self.factor, std=1 / math.sqrt(self.rank))
+        nn.init.normal_(self.factor, std=self.init / math.sqrt(self.rank))
         _lecun_normal(self.scale)
 
     def _factors(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,10 +162,11 @@ class LowRankCovariance(Covariance):
         rank: int,
         residual: Residual,
         *,
+        init: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_features, noise_features, rank, residual, device=device, dtype=dtype)
+        super().__init__(in_features, noise_features, rank, residual, init=init, device=device, dtype=dtype)
         self.loadings = nn.Linear(in_features, noise_features * rank, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -165,7 +174,7 @@ class LowRankCovariance(Covariance):
         """Draw the parameters anew."""
         super().reset_parameters()
         # 1/√R keeps the total variance that of `efficient`, whatever the rank.
-        _lecun_normal(self.loadings, gain=1 / math.sqrt(self.rank))
+        _lecun_normal(self.loadings, gain=self.init / math.sqrt(self.rank))
 
     def _factors(self, features: Tensor) -> tuple[Tensor, None]:
         return self.loadings(features).unflatten(-1, (self.noise_features, self.rank)).mT, None
@@ -181,6 +190,7 @@ class FullCovariance(Covariance):
         in_features: int,
         noise_features: int,
         *,
+        init: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -191,13 +201,13 @@ class FullCovariance(Covariance):
                 f"{parameters:,} parameters; the limit is {FULL_PARAMETER_LIMIT:,}. "
                 'Use covariance="low_rank" or "efficient"'
             )
-        super().__init__(in_features, noise_features, noise_features, None, device=device, dtype=dtype)
+        super().__init__(in_features, noise_features, noise_features, None, init=init, device=device, dtype=dtype)
         self.loadings = nn.Linear(in_features, noise_features**2, bias=False, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
-        _lecun_normal(self.loadings, gain=1 / math.sqrt(self.noise_features))
+        _lecun_normal(self.loadings, gain=self.init / math.sqrt(self.noise_features))
 
     def _factors(self, features: Tensor) -> tuple[Tensor, None]:
         return self.loadings(features).unflatten(-1, (self.noise_features, self.noise_features)), None
@@ -220,6 +230,7 @@ def build_covariance(
     *,
     rank: int = 50,
     residual: str = "rank1",
+    init: float = 1.0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Covariance:
@@ -231,17 +242,19 @@ def build_covariance(
         noise_features: N
         rank: R; `diagonal` has none and `full` has N. A rank of 0 is the same as `diagonal`.
         residual: "rank1" or "diagonal"; `full` takes none.
+        init: scale of the noise at the start.
         device: where the parameters are made.
         dtype: of the parameters.
     """
     check_covariance(covariance, rank, residual)
     kind: Residual = "rank1" if residual == "rank1" else "diagonal"
+    options = {"init": init, "device": device, "dtype": dtype}
     if covariance == "full":
-        return FullCovariance(in_features, noise_features, device=device, dtype=dtype)
+        return FullCovariance(in_features, noise_features, **options)
     if covariance == "diagonal" or rank == 0:
-        return DiagonalCovariance(in_features, noise_features, kind, device=device, dtype=dtype)
+        return DiagonalCovariance(in_features, noise_features, kind, **options)
     module = EfficientCovariance if covariance == "efficient" else LowRankCovariance
-    return module(in_features, noise_features, rank, kind, device=device, dtype=dtype)
+    return module(in_features, noise_features, rank, kind, **options)
 
 
 def _lecun_normal(linear: nn.Linear, gain: float = 1.0) -> None:

@@ -40,6 +40,10 @@ EVAL_SAMPLES = 256
 """Orthogonal draws: as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
 
 
+NOISE_INIT = 0.1
+"""A small start: noise as large as the authors' slows short trainings down (docs/experiments.md)."""
+
+
 class Head(nn.Module, ABC):
     """A classifier over K classes that averages its probabilities over Gaussian noise; the base of the four heads.
 
@@ -49,8 +53,10 @@ class Head(nn.Module, ABC):
         rank: R, rows of the covariance's factors.
         covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
         residual: "rank1" or "diagonal", what the covariance has beside its factors.
+        noise_init: scale of the noise at the start; 1 for that of the paper's authors.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
-        temperature: τ, a positive number or a module such as `LearnedTemperature`; None for the head's own default.
+        temperature: τ, a positive number or a module such as `LearnedTemperature`; None for the head's own default: 1
+            for DET, learned from 1 on for the others, so that a head over a trained classifier starts with its logits.
         train_samples: S of `head(...)` and `head.loss(...)` in training mode.
         eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
         sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
@@ -74,6 +80,7 @@ class Head(nn.Module, ABC):
         rank: int = 50,
         covariance: str = "efficient",
         residual: str = "rank1",
+        noise_init: float = NOISE_INIT,
         link: str = "softmax",
         temperature: float | nn.Module | None = None,
         train_samples: int = TRAIN_SAMPLES,
@@ -105,14 +112,14 @@ class Head(nn.Module, ABC):
         self.classifier = cast("nn.Module", made)
         options = factory_options(classifier, device, dtype)
         if temperature is None:
-            temperature = LearnedTemperature(**options) if self._learns_temperature else 1.0
+            temperature = LearnedTemperature(init=1.0, **options) if self._learns_temperature else 1.0
         self.temperature = as_temperature(temperature)
         check_covariance(covariance, rank, residual)
         noise_features = self._noise_features()
         self.covariance: Covariance | None = None
         if noise_features is not None:
             self.covariance = build_covariance(
-                covariance, in_features, noise_features, rank=rank, residual=residual, **options
+                covariance, in_features, noise_features, rank=rank, residual=residual, init=noise_init, **options
             )
 
     def reset_parameters(self) -> None:

@@ -19,6 +19,7 @@ class HeadOptions(TypedDict, total=False):
     rank: int
     covariance: str
     residual: str
+    noise_init: float
     link: str
     temperature: float | nn.Module | None
     train_samples: int

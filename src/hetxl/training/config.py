@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetxl.data.label_noise import KINDS
+
 if typing.TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -21,20 +23,24 @@ BACKBONES = ("auto", "none", "mlp", "cnn", "timm:NAME", "hf:NAME")
 SECTIONS = ("data", "head", "backbone", "training", "output")
 
 
-def option(default: Any, section: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field with what a reader of `--help` sees."""
-    return field(default=default, metadata={"section": section, "help": help, "choices": choices})
+def option(default: Any, section: str, help: str, choices: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> Any:
+    """A field with what a reader of `--help` sees; `also` are further names of its flag."""
+    return field(default=default, metadata={"section": section, "help": help, "choices": choices, "also": also})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that a run depends on; it is saved with the run as `config.json`."""
 
-    data: str = option("pycode", "data", "pycode, synthetic (with options as in synthetic:noise=2), or a path.")
+    data: str = option(
+        "pycode", "data", "pycode, synthetic, words, glyphs, wordnet (with options as in synthetic:noise=2), or a path."
+    )
     labels: str | None = option(None, "data", "File with the labels, when they are not beside the features.")
     validation: str | None = option(None, "data", "Data of the validation split, when it is apart.")
     test: str | None = option(None, "data", "Data of the test split, when it is apart.")
     data_seed: int = option(0, "data", "Of the split, where the data has none, and of built-in data.")
+    label_noise: str = option("none", "data", "Replace training labels by wrong ones.", ("none", *KINDS))
+    label_noise_rate: float = option(0.0, "data", "Share of the training labels to replace.", also=("--rate",))
     image_size: int = option(224, "data", "Height and width that pictures are brought to.")
     workers: int = option(2, "data", "Processes that decode pictures.")
 
@@ -43,10 +49,11 @@ class TrainConfig:
     rank: int = option(50, "head", "R, rank of the covariance.")
     covariance: str = option("efficient", "head", "Its form.", ("efficient", "low_rank", "diagonal", "full"))
     residual: str = option("rank1", "head", "What it has beside its factors.", ("rank1", "diagonal"))
+    noise_init: float = option(0.1, "head", "Scale of the noise at the start; 1 for that of the paper's authors.")
     noise_features: int | None = option(None, "head", "HET-XL: size M of a noise space of its own.")
     buckets: int | None = option(None, "head", "HET-H: buckets H [D].")
-    temperature: str = option("auto", "head", "τ: a number, learned, or auto: 1 for DET, learned for the others.")
-    temperature_init: float | None = option(None, "head", "Where a learned τ starts [middle of its range].")
+    temperature: str = option("auto", "head", "τ: a number, or learned; auto is 1.")
+    temperature_init: float = option(1.0, "head", "Where a learned τ starts; in the paper in the middle, 2.525.")
     train_samples: int = option(4, "head", "S in training.")
     eval_samples: int = option(256, "head", "S in evaluation and prediction.")
     sampler: str = option(
@@ -70,7 +77,7 @@ class TrainConfig:
     batch_size: int = option(256, "training", "Examples of an optimiser step, over all processes.")
     accumulate: int = option(1, "training", "Parts that a process does its share of a batch in.")
     learning_rate: float = option(1e-3, "training", "Peak learning rate of AdamW.")
-    temperature_learning_rate: float = option(1.0, "training", "Learning rate of τ, as a multiple of the others'.")
+    temperature_learning_rate: float = option(0.1, "training", "Learning rate of a learned τ, as a multiple.")
     warmup: float = option(0.05, "training", "Steps of linear warm-up; below 1 a share of all steps.")
     warmup_from: float = option(1e-5, "training", "Learning rate that warm-up starts from.")
     schedule: str = option("cosine", "training", "Decay to zero.", ("linear", "cosine", "constant"))
@@ -110,8 +117,9 @@ class TrainConfig:
         for name in ("ema", "label_smoothing", "dropout", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), found {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, found {self.learning_rate}")
+        for name in ("learning_rate", "noise_init", "temperature_init"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, found {getattr(self, name)}")
         if self.temperature not in ("auto", "learned"):
             try:
                 positive = 0 < float(self.temperature) < math.inf
@@ -122,6 +130,14 @@ class TrainConfig:
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size must be a multiple of accumulate, found {self.batch_size} and {self.accumulate}"
+            )
+        if not 0 <= self.label_noise_rate <= 1:
+            raise ValueError(f"label_noise_rate must be in [0, 1], found {self.label_noise_rate}")
+        if self.label_noise != "none" and not self.label_noise_rate:
+            raise ValueError(f"label_noise is {self.label_noise!r} and label_noise_rate 0; give a rate, such as 0.2")
+        if self.label_noise == "none" and self.label_noise_rate:
+            raise ValueError(
+                f"label_noise_rate is {self.label_noise_rate} and label_noise none; choose {', '.join(KINDS)}"
             )
         if self.label_smoothing and self.link == "sigmoid":
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")

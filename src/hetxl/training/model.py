@@ -44,15 +44,15 @@ def link_of(config: TrainConfig, dataset: Dataset) -> str:
 
 def head_options(config: TrainConfig, link: str) -> dict[str, Any]:
     """The options of a head by the names of its constructor."""
-    temperature: Any = None
-    if config.temperature == "learned" or (config.temperature == "auto" and config.head != "det"):
-        temperature = LearnedTemperature(init=config.temperature_init)
-    elif config.temperature != "auto":
-        temperature = float(config.temperature)
+    # τ only scales W and the noise, which are learned anyway. Learned like them it runs ahead, and the model overfits
+    # (docs/experiments.md).
+    temperature: Any = 1.0 if config.temperature == "auto" else config.temperature
+    temperature = LearnedTemperature(init=config.temperature_init) if temperature == "learned" else float(temperature)
     options: dict[str, Any] = {
         "rank": config.rank,
         "covariance": config.covariance,
         "residual": config.residual,
+        "noise_init": config.noise_init,
         "link": link,
         "temperature": temperature,
         "train_samples": config.train_samples,

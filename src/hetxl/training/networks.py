@@ -84,15 +84,19 @@ class Cnn(nn.Module):
         width: channels of the first stage, a multiple of 8.
         depth: blocks in each stage.
         out_features: D
-        size: height of the pictures; large ones are halved twice before the first stage.
+        size: height of the pictures; large ones are halved twice before the first stage. Small ones are not halved
+            there, so that 32 × 32 pixels are still 4 × 4 after the last stage.
+        channels: 3, or 1 for grey pictures.
+        places: the features are read from a grid of about this many places a side. 1 is the mean over all places, for
+            things that may be anywhere; signs are told apart by where their strokes are.
     """
 
-    def __init__(self, width: int, depth: int, out_features: int, size: int):
+    def __init__(self, width: int, depth: int, out_features: int, size: int, channels: int = 3, places: int = 1):
         super().__init__()
         if width % 8:
             raise ValueError(f"width of the cnn backbone must be a multiple of 8, found {width}")
         large = size >= 96
-        stem: list[nn.Module] = [nn.Conv2d(3, width, 7 if large else 3, 2 if large else 1, 3 if large else 1)]
+        stem: list[nn.Module] = [nn.Conv2d(channels, width, 7 if large else 3, 2 if large else 1, 3 if large else 1)]
         if large:
             stem.append(nn.MaxPool2d(3, 2, 1))
         blocks: list[nn.Module] = []
@@ -103,9 +107,14 @@ class Cnn(nn.Module):
                 blocks.append(_Block(inside, outside, 2 if stage and not number else 1))
                 inside = outside
         self.body = nn.Sequential(*stem, *blocks)
-        self.last = nn.Linear(inside, out_features)
+        side = size
+        for _ in range(5 if large else 3):  # every halving rounds up
+            side = (side + 1) // 2
+        step = max(1, side // places)
+        self.pool = nn.AvgPool2d(step)
+        self.last = nn.Linear(inside * (side // step) ** 2, out_features)
         self.norm = nn.LayerNorm(out_features)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, D]."""
-        return self.norm(self.last(torch.relu(self.body(pictures)).mean((2, 3))))
+        """[B, channels, H, W] to [B, D]."""
+        return self.norm(self.last(self.pool(torch.relu(self.body(pictures))).flatten(1)))

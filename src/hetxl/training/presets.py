@@ -6,9 +6,8 @@ PYCODE: dict[str, Any] = {
     "steps": 300,
     "batch_size": 256,
     "learning_rate": 6e-3,  # the best of 1, 2, 4, 6 and 8e-3 for DET
-    "temperature_init": 1.0,
     "rank": 10,
-    "train_samples": 4,
+    "train_samples": 8,
     "eval_samples": 64,
     "evaluate_every": 60,
     "evaluation_examples": 500,
@@ -19,7 +18,6 @@ SYNTHETIC: dict[str, Any] = {
     "epochs": 3.0,
     "batch_size": 512,
     "learning_rate": 1e-2,
-    "temperature": "1.0",
     "rank": 8,
     "train_samples": 16,
     "eval_samples": 256,
@@ -27,7 +25,33 @@ SYNTHETIC: dict[str, Any] = {
     "test_examples": 5000,
 }
 
-PRESETS = {"pycode": PYCODE, "synthetic": SYNTHETIC}
+WORDS: dict[str, Any] = PYCODE | {"steps": 400}
+
+GLYPHS: dict[str, Any] = {
+    "steps": 1500,
+    "batch_size": 128,
+    "learning_rate": 2e-3,
+    "width": 16,
+    "depth": 1,
+    "rank": 10,
+    "train_samples": 8,
+    "eval_samples": 64,
+    "evaluation_examples": 1000,
+    "test_examples": 5000,
+}
+
+WORDNET: dict[str, Any] = {
+    "epochs": 6.0,
+    "batch_size": 512,
+    "learning_rate": 3e-3,
+    "rank": 10,
+    "train_samples": 4,
+    "eval_samples": 64,
+    "evaluation_examples": 1000,
+    "test_examples": 5000,
+}
+
+PRESETS = {"pycode": PYCODE, "synthetic": SYNTHETIC, "words": WORDS, "glyphs": GLYPHS, "wordnet": WORDNET}
 
 
 def preset_for(data: str | None) -> dict[str, Any]:

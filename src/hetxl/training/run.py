@@ -3,6 +3,7 @@
 config.json        every option            model.json          what the model is: inputs, classes, link
 log.jsonl          losses and evaluations  checkpoints/        to go on from
 model.safetensors  the trained weights     result.json, curves.json, confusions.json, examples.json, records/
+label_noise.npz    labels that were replaced, where that was asked for
 """
 
 import dataclasses

@@ -11,6 +11,7 @@ import torch
 from hetxl.data import Description, describe, open_dataset
 from hetxl.data.broken import BrokenLimit
 from hetxl.data.dataset import Dataset, Split
+from hetxl.data.label_noise import NoisySplit, with_label_noise
 from hetxl.data.spec import split_spec
 from hetxl.evaluation.metrics import summarise
 from hetxl.training.config import TrainConfig
@@ -32,17 +33,14 @@ LARGE = 30.0
 
 
 def open_data(config: TrainConfig) -> Dataset:
-    """The dataset that a configuration names."""
+    """The dataset that a configuration names, with the label noise that it asks for."""
     name, options = split_spec(config.data)
-    return open_dataset(
-        name,
-        labels=config.labels,
-        validation=config.validation,
-        test=config.test,
-        image_size=config.image_size,
-        seed=config.data_seed,
-        **options,  # pyright: ignore[reportArgumentType]
-    )
+    # Options behind the name go first: `labels` may be one of them.
+    given: dict[str, Any] = {"labels": config.labels, "validation": config.validation, "test": config.test} | options
+    dataset = open_dataset(name, image_size=config.image_size, seed=config.data_seed, **given)
+    if config.label_noise == "none":
+        return dataset
+    return with_label_noise(dataset, config.label_noise, config.label_noise_rate, config.data_seed)
 
 
 def train(
@@ -59,7 +57,7 @@ def train(
 
     Args:
         config: all options.
-        dataset: opened already; None to open what the configuration names.
+        dataset: opened already, label noise included; None to open what the configuration names.
         narrator: tells how far it is; None for one that prints.
         label: how a report calls the run; the head's name without.
         description: of the data, printed already; None to describe it, and print that.
@@ -131,6 +129,9 @@ class _Job:
         if leads:
             run.checkpoints.discard_after(trainer.progress.step)
             describe_model(run, self.dataset, self.link)
+            training = self.dataset.splits["train"]
+            if isinstance(training, NoisySplit):
+                training.noise.save(run.path / "label_noise.npz")
             if checkpoint is None:
                 self._say_estimate(trainer.parts)
         log = None

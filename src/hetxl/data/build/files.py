@@ -1,0 +1,97 @@
+"""Files of built data: checksums, and writes that are whole or not there."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+_BLOCK = 2**20
+
+
+def sha256_of(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file, in hexadecimal digits.
+
+    Args:
+        path: of the file.
+        advance: told how many bytes more were read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            if advance is not None:
+                advance(len(block))
+    return digest.hexdigest()
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    """Write a .npy file under another name, flush it to the disk, then give it its name.
+
+    Args:
+        path: of the file, with its suffix.
+        values: any shape; no Python objects.
+    """
+    if path.suffix != ".npy":
+        raise ValueError(f"path must end in .npy, found {path}")
+    _write(path, lambda name: _save(name, values))
+
+
+def write_json(path: Path, values: object) -> None:
+    """Write JSON in the same way.
+
+    Args:
+        path: of the file, with its suffix.
+        values: what JSON can hold.
+    """
+    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    _write(path, lambda name: name.write_bytes(text.encode("utf-8")))
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush all files below a folder to the disk, and the folders' lists of them.
+
+    Args:
+        folder: that is about to get its name.
+    """
+    for parent, _, names in os.walk(folder):
+        for path in (*(Path(parent) / name for name in names), Path(parent)):
+            if not path.is_symlink():
+                sync(path)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to the disk, where the system can.
+
+    Args:
+        path: of either.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _save(path: Path, values: np.ndarray) -> None:
+    with open(path, "wb") as file:
+        np.save(file, values, allow_pickle=False)
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own for each process: several may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

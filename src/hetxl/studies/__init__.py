@@ -1,0 +1,1 @@
+"""Studies: comparisons over several datasets that answer one question each, restartable, with their results on disk."""

@@ -1,0 +1,132 @@
+"""What the summaries of a study say: differences to DET with their tests, as tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetxl.report.statistics import PairedTest, mean, paired_test
+
+BASELINE = "DET"
+WORSE = 0.05
+"""A difference against us counts below this p-value."""
+BETTER = 0.01
+"""One for us counts only below this one."""
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A head against DET in one setting.
+
+    Attributes:
+        setting: its name.
+        nll: difference of test NLL over the seeds; below 0 is better.
+        precision: difference of precision@1; above 0 is better.
+    """
+
+    setting: str
+    nll: PairedTest
+    precision: PairedTest
+
+    @property
+    def better(self) -> bool:
+        """Significantly lower NLL."""
+        return self.nll.difference < 0 and self.nll.p is not None and self.nll.p < BETTER
+
+    @property
+    def worse(self) -> bool:
+        """Significantly higher NLL."""
+        return self.nll.difference > 0 and self.nll.p is not None and self.nll.p < WORSE
+
+    @property
+    def less_precise(self) -> bool:
+        """Significantly lower precision@1."""
+        return self.precision.difference < 0 and self.precision.p is not None and self.precision.p < WORSE
+
+
+def judge(summary: Summary, head: str = "HET-XL", baseline: str = BASELINE) -> Verdict:
+    """A head against another in the setting of a summary, over the seeds that both have."""
+    ours, theirs = (_by_seed(summary, label) for label in (head, baseline))
+    seeds = sorted(set(ours) & set(theirs))
+    if not seeds:
+        raise ValueError(f"summary of {summary['setting']} has no seed of both {head} and {baseline}")
+
+    def test(metric: str) -> PairedTest:
+        return paired_test([ours[seed][metric] for seed in seeds], [theirs[seed][metric] for seed in seeds])
+
+    return Verdict(summary["setting"], test("nll"), test("precision@1"))
+
+
+def _by_seed(summary: Summary, label: str) -> dict[int, dict[str, float]]:
+    values = summary["heads"].get(label)
+    if values is None:
+        return {}
+    return {
+        seed: {metric: values[metric][place] for metric in ("nll", "precision@1")}
+        for place, seed in enumerate(values["seeds"])
+    }
+
+
+def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
+    """A head against DET in every setting, in markdown."""
+    lines = [
+        f"| setting | K | DET's NLL | {head}'s NLL | difference | p | precision@1 | p | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for summary in summaries:
+        verdict = judge(summary, head)
+        heads = summary["heads"]
+        word = "better" if verdict.better else "worse" if verdict.worse else "tie"
+        if verdict.less_precise:
+            word += ", less precise"
+        lines.append(
+            f"| {summary['setting']} | {summary['num_classes']:,} | {_mean(heads[BASELINE]['nll'])} | "
+            f"{_mean(heads[head]['nll'])} | {_difference(verdict.nll, 3)} | {_p(verdict.nll)} | "
+            f"{_difference(verdict.precision, 2, 100)} % | {_p(verdict.precision)} | {word} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def heads_table(summary: Summary) -> str:
+    """All heads of one setting, in markdown."""
+    lines = [
+        "| head | NLL | precision@1 | calibration error | Brier | τ | training |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for label, values in summary["heads"].items():
+        temperature = f"{mean(values['temperature']).value:.2f}" if "temperature" in values else "–"
+        lines.append(
+            f"| {label} | {_mean(values['nll'])} | {_mean(values['precision@1'], 2, 100)} % | "
+            f"{_mean(values['calibration_error'], 2, 100)} % | {_mean(values['brier'])} | {temperature} | "
+            f"{mean(values['train_seconds']).value:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
+    """One sentence on all settings."""
+    verdicts = [judge(summary, head) for summary in summaries]
+    better, worse = sum(one.better for one in verdicts), sum(one.worse for one in verdicts)
+    imprecise = sum(one.less_precise for one in verdicts)
+    return (
+        f"{head} against DET in {len(verdicts)} settings: NLL significantly better (p < {BETTER:g}) in {better}, "
+        f"significantly worse (p < {WORSE:g}) in {worse}; precision@1 significantly worse in {imprecise}."
+    )
+
+
+def _mean(values: Sequence[float], digits: int = 3, factor: float = 1) -> str:
+    found = mean([factor * value for value in values])
+    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
+    return f"{found.value:.{digits}f}{error}"
+
+
+def _difference(test: PairedTest, digits: int, factor: float = 1) -> str:
+    error = "" if test.error is None else f" ± {factor * test.error:.{digits}f}"
+    return f"{factor * test.difference:+.{digits}f}{error}".replace("-", "−")
+
+
+def _p(test: PairedTest) -> str:
+    if test.p is None:
+        return "–"
+    return f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"

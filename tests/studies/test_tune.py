@@ -1,0 +1,19 @@
+from hetxl.data import describe
+from hetxl.studies import tune
+from hetxl.studies.settings import Setting
+from hetxl.training.progress import Narrator
+from hetxl.training.train import open_data
+
+
+def test_the_search_goes_on_beyond_an_end_and_keeps_the_best(tmp_path, monkeypatch):
+    # So few steps that a larger learning rate is always better: the search must leave its first three values.
+    options = {"steps": 3, "batch_size": 64, "learning_rate": 1e-4, "evaluation_examples": 100, "evaluate_every": 3}
+    config = Setting("tiny", "synthetic:rows=400,classes=8,features=6", options=options).config()
+    dataset = open_data(config)
+    monkeypatch.setattr(tune, "WEIGHT_DECAYS", (0.01, 0.1))
+    tuned = tune.tune_det(config, tmp_path, dataset, describe(dataset), Narrator(quiet=True))
+    rates = sorted({trial.learning_rate for trial in tuned.trials})
+    assert rates[0] == 0.5e-4
+    assert rates[-1] > 2e-4
+    assert tuned.learning_rate == min(tuned.trials, key=lambda trial: trial.nll).learning_rate
+    assert {trial.weight_decay for trial in tuned.trials if trial.learning_rate == tuned.learning_rate} == {0.01, 0.1}
