@@ -50,7 +50,8 @@ class Problem:
 
 def train(problem: Problem, sizes: Sizes) -> hetxl.HetXLHead:
     """A head after a few hundred steps; its classifier starts from the centres, as one that was converted would."""
-    head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes)
+    # Noise as large as the authors start it: a small one would leave nothing to prune around.
+    head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes, noise_init=1.0)
     with torch.no_grad():
         head.get_parameter("classifier.weight").copy_(problem.centres * (FIRST_LOGIT / sizes.top_k_features))
     optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)

@@ -14,6 +14,7 @@ from hetxl.functional.engine.prune import (
     prunable,
     sampled_with_others,
     sizes_for,
+    weigh_exactly,
 )
 from support.cases import make, normals
 
@@ -74,12 +75,38 @@ def test_others_without_weight_do_no_harm():
     assert torch.stack((found.weight.abs().amax(), found.spread.abs().amax())).isfinite().all()
 
 
+def test_samples_that_a_fit_goes_wrong_on_are_weighed_exactly():
+    rows, mixing = problem(noise=0.3)
+    logits = rows @ mixing.mT
+    classes = logits.softmax(1).mean(-1).topk(128).indices
+    inside = classes.unsqueeze(-1).expand(-1, -1, S)
+    exact = logits.scatter(1, inside, -math.inf).logsumexp(1)
+    samples = torch.tensor([[3, 500, 77]] * 3)
+    torch.testing.assert_close(weigh_exactly(rows, mixing, classes, samples), exact.gather(1, samples))
+
+    few, full = logits.gather(1, inside), logits.softmax(1).mean(-1).gather(1, classes)
+    for count, known in ((0, True), (20, True), (60, False)):
+        fit = exact.clone()
+        fit[:, 5 : 5 + count] += 30  # one that explodes for some samples
+        found = sampled_with_others(few.clone(), fit, 5, lambda some: weigh_exactly(rows, mixing, classes, some))
+        error = (found[0].exp() - full).abs().sum(-1)
+        if known:
+            assert error.max() < 1e-9
+            assert found[3].max() < 1e-9
+        else:  # too many to be mended, and it shows
+            assert error.min() > 0.03
+            assert found[3].min() > 0.5
+
+
 def test_wanted_classes_keep_their_probability_when_it_underflows():
     logits = torch.tensor([0.0, -900.0, -950.0, -2000.0], dtype=torch.float64).view(1, 4, 1).repeat(1, 1, S)
-    log_probs, expected, left_out = sampled_with_others(logits, torch.full((1, S), -1000.0, dtype=torch.float64), 3)
+    weight = torch.full((1, S), -1000.0, dtype=torch.float64)
+    log_probs, expected, left_out, wrong = sampled_with_others(
+        logits, weight, 3, lambda samples: weight.gather(1, samples)
+    )
     torch.testing.assert_close(log_probs[0, :3], torch.tensor([0.0, -900.0, -950.0], dtype=torch.float64))
     assert expected.item() == pytest.approx(0, abs=1e-12)
-    assert left_out.item() == 0
+    assert left_out.item() == wrong.item() == 0
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3, 0.5])
@@ -101,7 +128,10 @@ def test_probabilities_of_candidates_are_those_among_all(noise):
     logits = rows @ mixing.mT
     probs = logits.softmax(1)
     few = logits.gather(1, found.classes.unsqueeze(-1).expand(-1, -1, S))
-    log_probs, expected, left_out = sampled_with_others(few, found.weight, 5)
+    log_probs, expected, left_out, wrong = sampled_with_others(
+        few, found.weight, 5, lambda samples: weigh_exactly(rows, mixing, found.classes, samples)
+    )
+    assert wrong.max() < 2e-3
     exact = probs.mean(-1).gather(1, found.classes)
     assert (log_probs.exp() - exact).abs().sum(-1).max() / 2 < 1e-3
     torch.testing.assert_close(left_out, 1 - exact.sum(-1), rtol=0.02, atol=1e-4)

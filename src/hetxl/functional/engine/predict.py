@@ -15,6 +15,7 @@ from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.prune import (
     PILOTS,
+    SURPRISE,
     Candidates,
     Pilots,
     bytes_for,
@@ -25,6 +26,7 @@ from hetxl.functional.engine.prune import (
     prunable,
     sampled_with_others,
     sizes_for,
+    weigh_exactly,
 )
 from hetxl.functional.engine.rows import row_block
 from hetxl.functional.engine.setup import fusable, plan_for, product_precision
@@ -227,11 +229,12 @@ def _pruned(
             found = choose_candidates(rows[waiting], mixing[waiting], pilots.of(waiting), size, top_k, tolerance, link)
         done = found.enough.nonzero().flatten()
         if len(done):
-            place = waiting[done]
-            result = _among(rows, mixing, pilots, found, place, done, link, top_k)
+            *result, trusted = _among(rows, mixing, pilots, found, waiting[done], done, link, top_k, tolerance)
+            done = done[trusted]
             for column, values in zip(columns, result, strict=True):
-                column[place] = values
-        waiting = waiting[~found.enough]
+                column[waiting[done]] = values[trusted]
+        left = torch.ones_like(found.enough).index_fill_(0, done, False)
+        waiting = waiting[left]
         if not len(waiting):
             break
     if len(waiting):
@@ -250,17 +253,29 @@ def _among(
     which: Tensor,
     link: Link,
     top_k: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of examples among their candidates; `place` in the chunk, `which` of those found."""
+    tolerance: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The top classes of examples among their candidates, and whether they are to be trusted.
+
+    `place` is where the examples are in the chunk, `which` of those found they are.
+    """
     classes = found.classes[which]  # [n, C]
-    few = rows[place.unsqueeze(-1), classes]  # [n, C, P]
-    logits = torch.bmm(few, mixing[place].mT)  # [n, C, S]
+    if len(place) < len(rows):  # all of them need no copy
+        rows, mixing = rows[place], mixing[place]
+    few = rows.gather(1, classes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))  # [n, C, P]
+    logits = torch.bmm(few, mixing.mT)  # [n, C, S]
     if found.weight is not None:
-        log_probs, expected, left_out = sampled_with_others(logits, found.weight[which], top_k)
+        log_probs, expected, left_out, wrong = sampled_with_others(
+            logits,
+            found.weight[which],
+            top_k,
+            lambda samples: weigh_exactly(rows, mixing, classes, samples),
+        )
         # The others are not one class, but as many as their spread says.
         more = left_out * (found.spread[which] - left_out.clamp(min=1e-30).log())
         entropy = softmax_entropy(log_probs) + more
         expected = expected + left_out * found.spread[which]
+        trusted = wrong <= SURPRISE * tolerance
     else:
         means = mean_sigmoid_rows(logits, False, entropy=True)
         assert means.entropy is not None
@@ -268,8 +283,9 @@ def _among(
         entropy, expected = label_entropies_outside(pilots.weights[place], classes)
         entropy = entropy + sigmoid_entropy(means.log_p, means.log_not_p)
         expected = expected + means.entropy.sum(-1)
+        trusted = torch.ones_like(left_out, dtype=torch.bool)
     values, places = log_probs.topk(top_k)
-    return values, classes.gather(-1, places), entropy, expected, left_out
+    return values, classes.gather(-1, places), entropy, expected, left_out, trusted
 
 
 def _with_entropy(log_p: Tensor, log_not_p: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -5,16 +5,18 @@ are sampled in full. Of all others only their joint weight counts, R_s = Σ exp(
 
     log R_s = a + b₁ μ · z_s + b₂ (z_sᵀ C z_s),      μ and C mean and covariance of the factors under softmax(mean),
 
-and a, b₁, b₂ are fitted to the other half of the pilots, which had no part in choosing. How far single pilots are from
+and a, b₁, b₂ are fitted to the other half of the pilots, which had no part in choosing. The fit is drawn to b₁ = 1 and
+b₂ = ½, those of the expansion: without that it may explode for samples unlike the pilots. How far pilots are from
 the fit tells how far the result can be off. When that is too much for some example, it gets more candidates, and in the
-end all classes.
+end all classes. The samples that the fit gives the most weight are weighed exactly, which is one more test of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from hetxl.functional.engine.inputs import Inputs
 from hetxl.functional.engine.softmax import exp_columns
@@ -25,6 +27,15 @@ PILOTS = 32
 
 SIZES = (128, 2048)
 """Numbers of candidates, tried one after the other; what 128 do not do, 512 seldom did."""
+
+RIDGE = 0.3
+"""How much the coefficients of the expansion count beside the pilots."""
+
+TAIL = 32
+"""Samples whose others are weighed exactly: those where the fit gives them the largest share."""
+
+SURPRISE = 4.0
+"""By how many tolerances the fit may be off at the end of its tail before it is given up."""
 
 SLICE = 2048
 """Classes at a time where several operations in a row go over the rows of all."""
@@ -177,16 +188,32 @@ def expansion(rows: Tensor, mixing: Tensor, classes: Tensor) -> Tensor:
 
 
 def _least_squares(terms: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """Coefficients [n, 3] of terms [n, s, 3] that fit values [n, s] best, each weighed by weights [n, s]."""
-    weighted = terms * weights.unsqueeze(-1)
-    gram = weighted.mT @ terms
-    # A ridge far below what matters keeps the system regular when all weights are tiny.
-    ridge = 1e-4 * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(gram.dtype).tiny)
-    gram = gram + ridge.view(-1, 1, 1) * torch.eye(3, dtype=gram.dtype, device=gram.device)
-    return torch.linalg.solve(gram.double(), (weighted.mT @ values.unsqueeze(-1)).double()).squeeze(-1).to(gram.dtype)
+    """Coefficients [n, 3] of terms [n, s, 3] that fit values [n, s] best, each weighed by weights [n, s].
+
+    A ridge draws them to a, 1 and ½, those of the expansion itself: what few pilots leave open, it decides.
+    """
+    expected = terms.new_tensor([0.0, 1.0, 0.5])
+    weights = weights / weights.mean(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    weighted = (terms * weights.unsqueeze(-1)).double().mT  # [n, 3, s]
+    gram = weighted @ terms.double()
+    ridge = gram.diagonal(dim1=-2, dim2=-1) * terms.new_tensor([1e-6, RIDGE, RIDGE], dtype=gram.dtype)
+    gram = gram + torch.diag_embed(ridge.clamp(min=torch.finfo(torch.float32).tiny))
+    beyond = weighted @ (values - terms @ expected).double().unsqueeze(-1)  # what the expansion leaves over
+    return torch.linalg.solve(gram, beyond).squeeze(-1).to(terms.dtype) + expected
 
 
-def sampled_with_others(logits: Tensor, weight: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+def weigh_exactly(rows: Tensor, mixing: Tensor, classes: Tensor, samples: Tensor) -> Tensor:
+    """log R_s of the classes other than `classes` [n, C] for some samples [n, T], [n, T]; rows [n, K, P]."""
+    some = mixing.gather(1, samples.unsqueeze(-1).expand(-1, -1, mixing.shape[-1]))
+    logits = torch.bmm(rows, some.mT)  # [n, K, T]
+    logits.scatter_(1, classes.unsqueeze(-1).expand(-1, -1, logits.shape[-1]), -torch.inf)
+    top, total = exp_columns(logits)
+    return total.log() + top
+
+
+def sampled_with_others(
+    logits: Tensor, weight: Tensor, top_k: int, exact: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Softmax among candidates with the others as one more class, with one exponential for each logit.
 
         log_probs = torch.cat((logits, weight.unsqueeze(1)), 1).log_softmax(1)
@@ -194,24 +221,34 @@ def sampled_with_others(logits: Tensor, weight: Tensor, top_k: int) -> tuple[Ten
 
     Args:
         logits: of the candidates, [n, C, S]; overwritten.
-        weight: log R_s, [n, S]
+        weight: log R_s by the fit, [n, S]
         top_k: how many of the largest must be right however small they are; others may come out as 0.
+        exact: log R_s itself for samples [n, T], where the fit gives the others the largest share.
 
     Returns:
         log_probs: log p̄ of the candidates, [n, C].
         expected: [n], mean entropy of the samples, the others as one class.
         left_out: [n], mean probability of the others.
+        wrong: [n], how far off the fit was in the last quarter of the samples that were weighed exactly.
     """
-    top = torch.maximum(logits.amax(1), weight)  # [n, S]
+    top = logits.amax(1)  # [n, S]
     logits.sub_(top.unsqueeze(1))
-    weight = weight - top
-    weights, others = logits.exp(), weight.exp()
-    total = weights.sum(1) + others
-    log_probs = torch.bmm(weights, 1 / total.unsqueeze(-1)).squeeze(-1).div_(total.shape[-1]).log_()
+    weights = logits.exp()
+    inside = weights.sum(1)
+    weight = weight - top - inside.log()  # from here on relative to the candidates
+    tail = weight.topk(min(TAIL, weight.shape[1])).indices
+    known = exact(tail) - (top + inside.log()).gather(1, tail)
+    # Beyond the tail the fit gives the others less than at its end; if it is wrong there, it may be wrong beyond.
+    end = slice(-(-3 * tail.shape[1] // 4), None)
+    wrong = (torch.sigmoid(weight.gather(1, tail[:, end])) - torch.sigmoid(known[:, end])).mean(-1).abs()
+    weight = weight.scatter(1, tail, known)
+    share = torch.sigmoid(-weight)  # of the candidates together, [n, S]
+    log_probs = torch.bmm(weights, (share / inside).unsqueeze(-1)).squeeze(-1).div_(share.shape[1]).log_()
     if not log_probs.topk(top_k).values.isfinite().all():  # all samples of a wanted class underflow
-        log_probs = log_mean_exp(logits - total.log().unsqueeze(1), -1)
-    entropies = total.log() - (logits.mul_(weights).sum(1) + others * weight) / total
-    return log_probs, entropies.mean(-1), (others / total).mean(-1)
+        log_probs = log_mean_exp(logits + (logsigmoid(-weight) - inside.log()).unsqueeze(1), -1)
+    among = inside.log() - logits.mul_(weights).sum(1) / inside  # entropy of the candidates among themselves
+    two = -(share * logsigmoid(-weight) + (1 - share) * logsigmoid(weight))  # candidates or others
+    return log_probs, (share * among + two).mean(-1), (1 - share).mean(-1), wrong
 
 
 def label_entropies_outside(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
