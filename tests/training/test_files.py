@@ -6,7 +6,8 @@ import stat
 
 import pytest
 
-from hetxl.training.files import read_json, sync_directory, write_bytes, write_json
+from hetxl.data.build.files import sync
+from hetxl.training.files import read_json, write_bytes, write_json
 
 
 def test_bytes_and_their_folder(tmp_path):
@@ -53,5 +54,5 @@ def test_what_is_no_json_is_named(tmp_path, content):
 
 
 def test_syncing_a_directory(tmp_path):
-    sync_directory(tmp_path)
-    sync_directory(tmp_path / "missing")
+    sync(tmp_path)
+    sync(tmp_path / "missing")

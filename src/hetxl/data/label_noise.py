@@ -11,7 +11,6 @@ What near means is in `hetxl.data.near_classes`.
 
 import math
 import os
-import tempfile
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hetxl.data.build.files import write_whole
 from hetxl.data.dataset import Dataset, Fetched, InputSpec, Shown, Split
 from hetxl.data.labels import Labels
 from hetxl.data.near_classes import as_vectors, blocks, near_classes
@@ -65,17 +65,11 @@ class LabelNoise:
         Args:
             path: of the file.
         """
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                values = {name: getattr(self, name) for name in _FIELDS}
-                np.savez_compressed(file, **values)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(Path(path), self._write)
+
+    def _write(self, path: Path) -> None:
+        with open(path, "wb") as file:  # given a name, numpy would add its own ending
+            np.savez_compressed(file, **{name: getattr(self, name) for name in _FIELDS})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LabelNoise":

@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hetxl.training.files import read_json, sync_directory, write_json
+from hetxl.data.build.files import sync
+from hetxl.training.files import read_json, write_json
 
 FORMAT = 1
 TENSORS, STATE, BEST = "tensors.safetensors", "state.json", "best.json"
@@ -82,12 +83,12 @@ class Checkpoints:
         state["tensors_checksum"] = _checksum_of_file(temporary / TENSORS)
         write_json(temporary / STATE, {**state, "checksum": _checksum(state)})
         _sync_file(temporary / TENSORS)
-        sync_directory(temporary)
+        sync(temporary)
         place = self._path(checkpoint.step)
         if place.exists():  # written before by a run that was then killed: the same, or refused as damaged
             shutil.rmtree(place)
         os.replace(temporary, place)
-        sync_directory(self.directory)
+        sync(self.directory)
         if best:
             write_json(self.directory / BEST, {"step": checkpoint.step})
         kept = {*self.steps()[-self.keep :], self.best_step()}

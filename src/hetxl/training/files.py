@@ -1,26 +1,15 @@
 """Files that are there whole or not at all."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from hetxl.data.build.files import write_whole
+
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under another name, flush it to the disk, then give it its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write a file, flushed to the disk before it gets its name."""
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -36,17 +25,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory last, where the system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

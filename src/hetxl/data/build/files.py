@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def write_array(path: Path, values: np.ndarray) -> None:
     """
     if path.suffix != ".npy":
         raise ValueError(f"path must end in .npy, found {path}")
-    _write(path, lambda name: _save(name, values))
+    write_whole(path, lambda name: _save(name, values))
 
 
 def write_json(path: Path, values: object) -> None:
@@ -47,7 +48,7 @@ def write_json(path: Path, values: object) -> None:
         values: what JSON can hold.
     """
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    _write(path, lambda name: name.write_bytes(text.encode("utf-8")))
+    write_whole(path, lambda name: name.write_bytes(text.encode("utf-8")))
 
 
 def sync_tree(folder: Path) -> None:
@@ -85,12 +86,21 @@ def _save(path: Path, values: np.ndarray) -> None:
         np.save(file, values, allow_pickle=False)
 
 
-def _write(path: Path, write: Callable[[Path], object]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name, flush it to the disk, then give it its name: it is there whole or not at all.
+
+    Args:
+        path: of the file; its folder is made if need be.
+        write: writes what is given another name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each process: several may write the same file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A name of its own for each writer: several may write the same file.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
         write(temporary)
+        temporary.chmod(0o644)
         sync(temporary)
         os.replace(temporary, path)
     finally:
