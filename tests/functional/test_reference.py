@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hetxl import HetHead, HetXLHead, LearnedTemperature
 from hetxl.functional import IGNORE_INDEX, Affine, LogitDistribution, Targets, check_targets
 from hetxl.functional.reference import mc_log_probs, mc_nll, mc_predict
+from hetxl.integrations.flax_weights import head_state, import_weights
 
 REFERENCE = Path(__file__).parent.parent / "data" / "reference"
 FILES = sorted(path.stem for path in REFERENCE.glob("*.npz"))
@@ -18,55 +18,9 @@ def load(name):
     """A head with the weights of a reference file, and the file's arrays as float64 tensors."""
     with np.load(REFERENCE / f"{name}.npz") as file:
         arrays = {key: torch.from_numpy(file[key]) for key in file}
-    dim, classes = arrays["W"].shape
-    head_class = HetXLHead if name.startswith("het_xl") else HetHead
-    link = "sigmoid" if "sigmoid" in name else "softmax"
-    covariance = "low_rank" if name.endswith("low_rank") else "efficient"
-    low, high = float(arrays["tau_min"]), float(arrays["tau_max"])
-    head = head_class(
-        dim,
-        classes,
-        rank=arrays["z"].shape[-1],
-        covariance=covariance,
-        link=link,
-        temperature=LearnedTemperature(low, high, dtype=torch.float64),
-        dtype=torch.float64,
-    )
-    names = {
-        "classifier.weight": arrays["W"].T,
-        "classifier.bias": arrays["b"],
-        "covariance.residual.weight": arrays["d_kernel"].T,
-        "covariance.residual.bias": arrays["d_bias"],
-        "temperature.raw": arrays["raw_tau"],
-    }
-    grads = {
-        "classifier.weight": arrays["grad_W"].T,
-        "classifier.bias": arrays["grad_b"],
-        "covariance.residual.weight": arrays["grad_d_kernel"].T,
-        "covariance.residual.bias": arrays["grad_d_bias"],
-        "temperature.raw": arrays["grad_raw_tau"],
-    }
-    if covariance == "efficient":
-        names |= {
-            "covariance.factor": arrays["J"],
-            "covariance.scale.weight": arrays["v_kernel"].T,
-            "covariance.scale.bias": arrays["v_bias"],
-        }
-        grads |= {
-            "covariance.factor": arrays["grad_J"],
-            "covariance.scale.weight": arrays["grad_v_kernel"].T,
-            "covariance.scale.bias": arrays["grad_v_bias"],
-        }
-    else:
-        names |= {
-            "covariance.loadings.weight": arrays["V_kernel"].T,
-            "covariance.loadings.bias": arrays["V_bias"],
-        }
-        grads |= {
-            "covariance.loadings.weight": arrays["grad_V_kernel"].T,
-            "covariance.loadings.bias": arrays["grad_V_bias"],
-        }
-    head.load_state_dict(names)
+    kind = "het-xl" if name.startswith("het_xl") else "het"
+    head = import_weights(REFERENCE / f"{name}.npz", kind=kind, link="sigmoid" if "sigmoid" in name else "softmax")
+    grads = head_state({key.removeprefix("grad_"): arrays[key] for key in arrays if key.startswith("grad_")})
     return head, arrays, grads
 
 

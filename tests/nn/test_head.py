@@ -288,6 +288,30 @@ def test_bad_predictions():
         head.predict(torch.randn(2, 5), method="mcmc")
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_loss_without_gradients(variant, link, mode):
+    head, features = make(variant, link=link), torch.randn(3, 5, dtype=torch.float64)
+    targets, noise = targets_for(head, 3), normals(head)
+    expected = head(features, targets, noise=noise)
+    with mode():
+        found = head(features, targets, noise=noise)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected.detach())
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_one_example_alone(variant, link, top_k):
+    head, features = make(variant, link=link), torch.randn(5, dtype=torch.float64)
+    noise = normals(head)
+    found, batch = (head.predict(one, top_k, noise=noise) for one in (features, features[None]))
+    assert found.entropy.shape == ()
+    assert torch.equal(found.probs, batch.probs[0])
+
+
 def test_hooks_fire_for_the_loss():
     head, calls = HetXLHead(5, 7), []
     head.register_forward_hook(lambda *_: calls.append(1))

@@ -7,6 +7,7 @@ import typer
 from hetxl import __version__
 from hetxl.cli.data import data
 from hetxl.cli.evaluate import evaluate
+from hetxl.cli.export import export
 from hetxl.cli.params import params
 from hetxl.cli.predict import predict
 from hetxl.cli.report import report
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (compare, train, evaluate, predict, report, params):
+for command in (compare, train, evaluate, predict, export, report, params):
     app.command()(command)
 app.add_typer(data, name="data")
 app.add_typer(study, name="study")

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from hetxl.functional._compile import not_compiled
+
 
 class Sampler(Protocol):
     """Draws standard normals [B, S, Q]: independent over B, N(0, I) for each of the S."""
@@ -115,7 +117,7 @@ def sobol(
     return _sobol(batch, samples, size, generator, dtype).to(device)
 
 
-@torch.compiler.disable()
+@not_compiled
 def _sobol(batch: int, samples: int, size: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
     bits = SobolEngine.MAXBIT
     source = None if generator is None else generator.device

@@ -29,9 +29,10 @@ class GetLogits:
         """[..., D] → [..., K]."""
         flat = features.reshape(-1, features.shape[-1])
         logits = self.get_logits(flat)
-        if logits.shape != (len(flat), self.num_classes):
+        # shape[0] and not len(), which would fix the batch size of an exported model.
+        if logits.shape != (flat.shape[0], self.num_classes):
             raise ValueError(
-                f"classifier must return logits of shape {[len(flat), self.num_classes]} for features "
+                f"classifier must return logits of shape {[flat.shape[0], self.num_classes]} for features "
                 f"{list(flat.shape)}, found {list(logits.shape)}"
             )
         return logits.reshape(*features.shape[:-1], self.num_classes)

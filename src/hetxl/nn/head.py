@@ -292,11 +292,14 @@ class Head(nn.Module, ABC):
         """How noise reaches the logits; None for through the opaque classifier, or without noise."""
         return None
 
+    def _affine(self) -> Affine | None:
+        """The classifier as W φ + b; None for an opaque one."""
+        if not is_plain_linear(self.classifier):
+            return None
+        return Affine(self.classifier.weight, self.classifier.bias)
+
     def _distribution(self, features: Tensor) -> LogitDistribution:
-        if is_plain_linear(self.classifier):
-            classifier = Affine(self.classifier.weight, self.classifier.bias)
-        else:
-            classifier = GetLogits(self.classifier, self.num_classes)
+        classifier = self._affine() or GetLogits(self.classifier, self.num_classes)
         noise: GaussianNoise | None = None if self.covariance is None else self.covariance(features)
         return LogitDistribution(features, classifier, noise, self._lift())
 
@@ -362,8 +365,9 @@ class Head(nn.Module, ABC):
 
     def _dtype(self) -> torch.dtype | None:
         """The dtype that features must have; None when there is nothing to go by."""
-        if is_plain_linear(self.classifier):
-            return self.classifier.weight.dtype
+        affine = self._affine()
+        if affine is not None:
+            return affine.weight.dtype
         return None if self.covariance is None else next(self.covariance.parameters()).dtype
 
     def _check_noise(self, noise: Tensor, features: Tensor, num_samples: int | None) -> None:

@@ -9,7 +9,6 @@ from typing_extensions import Unpack
 
 from hetxl.functional import HashLift, IdentityLift, Lift, LinearLift, Sampler, hash_classes
 from hetxl.functional._checks import integer_at_least, one_of
-from hetxl.nn.classifier import is_plain_linear
 from hetxl.nn.head import Head
 
 
@@ -161,7 +160,8 @@ class HetXLHead(Head):
     def _lift(self) -> Lift | None:
         if self.projection is not None:
             return LinearLift(self.projection.weight)
-        return LinearLift(self.classifier.weight) if is_plain_linear(self.classifier) else None
+        affine = self._affine()
+        return None if affine is None else LinearLift(affine.weight)
 
 
 HEADS: dict[str, type[Head]] = {"det": DetHead, "het": HetHead, "het-h": HetHashHead, "het-xl": HetXLHead}

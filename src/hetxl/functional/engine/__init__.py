@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
+from hetxl.functional._compile import not_compiled
 from hetxl.functional.distribution import LogitDistribution, Order, choose_order
 from hetxl.functional.engine.autograd import Fused, Job, LogProbsJob, NllJob
 from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
@@ -25,7 +26,7 @@ __all__ = ["Plan", "Summary", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
 # Both primitives leave a graph that is being compiled, which is taken up again after them: going through blocks is
 # Python's business.
-@torch.compiler.disable()
+@not_compiled
 def mc_log_probs(
     distribution: LogitDistribution,
     z: Tensor | None,
@@ -63,7 +64,7 @@ def mc_log_probs(
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
 
 
-@torch.compiler.disable()
+@not_compiled
 def mc_nll(
     distribution: LogitDistribution,
     z: Tensor | None,
@@ -130,7 +131,11 @@ def mc_nll(
 
 
 def _run(job: Job) -> Tensor:
-    return Fused.apply(job, *job.inputs.tensors())
+    tensors = job.inputs.tensors()
+    if not torch.is_grad_enabled():
+        # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
+        tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
+    return Fused.apply(job, *tensors)
 
 
 def _flattened(targets: Targets) -> Targets:

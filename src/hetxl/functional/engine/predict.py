@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
+from hetxl.functional._compile import not_compiled
 from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import LogitDistribution, Order, choose_order
 from hetxl.functional.engine.evaluate import Evaluation, mixing_of
@@ -57,7 +58,7 @@ class Summary(NamedTuple):
     left_out: Tensor | None
 
 
-@torch.compiler.disable()
+@not_compiled
 @torch.no_grad()
 def mc_predict(
     distribution: LogitDistribution,
@@ -101,7 +102,7 @@ def mc_predict(
         if parts[0][place] is None:
             return None
         column = torch.cat([part[place] for part in parts])
-        return column.view(*shape, *column.shape[1:])
+        return column.view((*shape, *column.shape[1:]))  # one example alone has a shape of ()
 
     return Summary(*(joined(place) for place in range(5)))
 

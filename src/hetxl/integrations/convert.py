@@ -1,0 +1,167 @@
+"""The one-line swap: a model's last layer becomes a head, in place, and back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.functional._checks import one_of
+from hetxl.functional.targets import TargetsLike
+from hetxl.integrations.adapt import Adapted
+from hetxl.integrations.find import names_of, replace
+from hetxl.integrations.install import install
+from hetxl.integrations.layer import Captured, HeadLayer
+from hetxl.integrations.timm import TimmAdapter
+from hetxl.nn import HEADS, Prediction
+
+
+def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | None = None, **options: Any) -> Any:
+    """Replace a model's last layer by a head, in place, keeping its weights.
+
+    The parameters keep their names, dtype, device, tying and `requires_grad`, the layer its hooks. The model's output
+    becomes log-probabilities averaged over the noise, which cross-entropy and softmax take as they take logits:
+
+    >>> model = convert(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 100)))
+    >>> model(torch.randn(4, 8)).exp().sum(-1).allclose(torch.ones(4))
+    True
+
+    `fused_loss(model, inputs, targets)` trains with less memory; `predict(model, inputs)` tells where uncertainty comes
+    from. Models of transformers use the fused loss by themselves when they are given labels.
+
+    Args:
+        model: any module; models of timm and transformers are known, others have their last linear layer converted.
+        head: "het-xl", "het", "het-h" or "det".
+        layer: which one, as in "head.fc", where a model leaves doubt.
+        **options: of the head (`hetxl.HetXLHead`), such as rank, link, train_samples; temperature is 1 unless stated:
+            learned at the rate of the other parameters it made models overfit (docs/experiments.md). `eval_method`
+            says how outputs are averaged in evaluation mode, as `method` of `head.predict`.
+
+    Returns:
+        The model; a model that is itself the layer, the new head.
+    """
+    one_of("head", head, HEADS)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, found {type(model).__name__}")
+    if any(isinstance(module, HeadLayer) for module in model.modules()):
+        names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
+        raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
+    return install(model, _adapter_of(model), head, layer, {"temperature": 1.0, **options})
+
+
+def revert(model: nn.Module, *, fold: bool = True) -> Any:
+    """Give a converted model its deterministic layer back, in place.
+
+    Args:
+        model: that `convert` returned.
+        fold: divide weight and bias by τ, where it is not 1, so that the model's probabilities are those of the head
+            without noise.
+    """
+    head = head_of(model)
+    with torch.no_grad():
+        temperature = float(head.temperature())
+    if fold and temperature != 1:
+        shared = [
+            name
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter is head.weight and name not in {f"{at}.weight".lstrip(".") for at in names_of(model, head)}
+        ]
+        if shared:
+            raise ValueError(
+                f"τ is {temperature:.3g} and the layer's weight is tied to {', '.join(shared)}, which "
+                "must not be divided by it; use revert(model, fold=False) and divide the logits by τ"
+            )
+    layer = head.layer(fold)
+    if model is head:
+        return layer
+    replace(model, head, layer)
+    if isinstance(model, Adapted):
+        model.hetxl_reverted()
+        model.__class__ = model.hetxl_base
+        del model.hetxl_options
+    return model
+
+
+def head_of(model: nn.Module) -> HeadLayer:
+    """The head of a converted model, wrapped (by DistributedDataParallel, torch.compile) or not."""
+    found = {id(module): module for module in model.modules() if isinstance(module, HeadLayer)}
+    if len(found) != 1:
+        what = "no converted layer" if not found else f"{len(found)} converted layers"
+        raise ValueError(f"model has {what}; hetxl.convert(model) makes one")
+    return next(iter(found.values()))
+
+
+def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: Any) -> Tensor:
+    """The loss of a converted model, without a [B, K] output in between.
+
+    The same as `cross_entropy(model(inputs), targets)`, in less memory.
+
+    Args:
+        model: converted.
+        inputs: what the model takes: a tensor, or a tuple or dict of arguments.
+        targets: as for `hetxl.HetXLHead`.
+        **options: of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
+    """
+    features = features_of(model, inputs)
+    return head_of(model)(features, targets, rows=True, **options)
+
+
+def predict(model: nn.Module, inputs: Any, top_k: int | None = None, method: str = "mc", **options: Any) -> Prediction:
+    """Averaged probabilities of a converted model with their uncertainty; as `head.predict`.
+
+    Args:
+        model: converted; it is used in the mode it is in.
+        inputs: what the model takes: a tensor, or a tuple or dict of arguments.
+        top_k: only the k most probable classes.
+        method: as of `head.predict`.
+        **options: as of `head.predict`.
+    """
+    with torch.no_grad():
+        features = features_of(model, inputs)
+    return head_of(model).predict(features, top_k, method, **options)
+
+
+def mean_logits(model: nn.Module, inputs: Any) -> Tensor:
+    """The logits of a converted model without noise, [..., K]: right after conversion the original model's output."""
+    return head_of(model).mean_logits(features_of(model, inputs))
+
+
+def features_of(model: nn.Module, inputs: Any) -> Tensor:
+    """What reaches the head of a converted model, one row [D] for each row of the model's output.
+
+    Args:
+        model: converted.
+        inputs: what the model takes: a tensor, or a tuple or dict of arguments.
+    """
+    head = head_of(model)
+    with head.capture() as captured:
+        if isinstance(inputs, dict):
+            output = model(**inputs)
+        else:
+            output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return _rows(captured, output, head)
+
+
+def _rows(captured: Captured, output: Any, head: HeadLayer) -> Tensor:
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"the model's output must be a tensor or have .logits, found {type(output).__name__}")
+    if logits.shape[-1] == head.num_classes:
+        return captured.rows(logits[..., 0])
+    if logits.dim() == 4 and logits.shape[1] == head.num_classes:
+        return captured.rows(logits[:, 0])
+    raise ValueError(
+        f"the model's output must have {head.num_classes} classes last, as its converted layer, "
+        f"found shape {list(logits.shape)}"
+    )
+
+
+def _adapter_of(model: nn.Module) -> type[Adapted] | None:
+    """What a model needs beside its new layer, by the library that it comes from; nothing is imported for it."""
+    bases = type(model).__mro__
+    if any(base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers") for base in bases):
+        from hetxl.integrations.transformers import TransformersAdapter
+
+        return TransformersAdapter
+    if all(callable(getattr(model, name, None)) for name in ("get_classifier", "reset_classifier")):
+        return TimmAdapter
+    return None

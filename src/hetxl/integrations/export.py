@@ -1,0 +1,279 @@
+"""Export to `torch.export` and ONNX, with any batch size. Every result is compared with torch before it is handed out.
+
+module = exportable(head_or_model, "mc", num_samples=256)
+to_onnx(module, "model.onnx", example_inputs)
+"""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from hetxl._version import __version__
+from hetxl.data.build.files import sync
+from hetxl.integrations.export_module import Exportable, exportable
+from hetxl.integrations.head_file import check_names
+
+__all__ = ["TOLERANCE", "Exportable", "export_program", "exportable", "to_onnx", "to_torch"]
+
+TOLERANCE = 1e-5
+"""The largest difference between probabilities of an exported model and torch's that is let pass."""
+
+ONE_FILE = 3 * 2**29
+"""Bytes of weights that an ONNX file may hold itself: the format ends at 2 GiB. More go to a file beside it."""
+
+ABOUT = "hetxl.json"
+"""The extra file of a `.pt2` that says what it is."""
+
+Inputs = Tensor | Sequence[Tensor]
+Outputs = Sequence[Tensor]
+
+
+def export_program(module: Exportable, example_inputs: Inputs) -> ExportedProgram:
+    """The graph of a module for any batch size.
+
+    Args:
+        module: made by `exportable`.
+        example_inputs: one tensor or several, [B, ...]; their shapes but for the first dimension become fixed.
+
+    Returns:
+        A program; `program.module()` is called as the module is. Its results were compared with those of the module for
+        two other batch sizes.
+    """
+    _check_module(module)
+    example = _tensors(example_inputs)
+    rows = tuple(_rows(example, _traced(example)))
+    batch = Dim("batch", min=1)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(module, rows, dynamic_shapes=(tuple({0: batch} for _ in rows),), strict=False)
+    except Exception as error:  # whatever a model's own code raises when it is traced
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the model cannot be exported for any batch size: {reason[:300]}") from error
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of the machine that it was traced on
+    _program_difference(module, program, example)
+    return program
+
+
+def to_torch(
+    module: Exportable, path: str | Path, example_inputs: Inputs, *, class_names: Sequence[str] | None = None
+) -> float:
+    """Write a program that `torch.export.load` reads, whole or not at all.
+
+    Args:
+        module: made by `exportable`.
+        path: of the file, which ends in .pt2.
+        example_inputs: as for `export_program`.
+        class_names: K names, kept in the file (extra file `hetxl.json`) with how it was made.
+
+    Returns:
+        The largest difference to the module's probabilities that was found.
+    """
+    path = _with_suffix(path, ".pt2")
+    about = json.dumps(_about(module, class_names))
+    example = _tensors(example_inputs)
+    program = export_program(module, example)
+    differences: list[float] = []
+
+    def write(name: Path) -> None:
+        with _quiet():
+            torch.export.save(program, name, extra_files={ABOUT: about})
+            read = torch.export.load(name)
+        differences.append(_program_difference(module, read, example))
+
+    _write(path, write)
+    return differences[0]
+
+
+def to_onnx(
+    module: Exportable,
+    path: str | Path,
+    example_inputs: Inputs,
+    *,
+    input_names: Sequence[str] = ("inputs",),
+    class_names: Sequence[str] | None = None,
+) -> float | None:
+    """Write an ONNX model, whole or not at all, once onnxruntime was found to agree with torch for two batch sizes.
+
+    Its outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k]. Its properties hold how it was
+    made (`method`, `num_samples`, …), `hetxl_version` and, as JSON, `class_names`.
+
+    Args:
+        module: made by `exportable`.
+        path: of the file, which ends in .onnx. Weights of more than 1.5 GiB are put in a second one, `NAME.onnx.data`.
+        example_inputs: as for `export_program`.
+        input_names: one for each input.
+        class_names: K names.
+
+    Returns:
+        The largest difference to the module's probabilities that was found; None where onnxruntime is not installed
+        and the file was not checked.
+    """
+    path = _with_suffix(path, ".onnx")
+    about = _about(module, class_names)
+    example = _tensors(example_inputs)
+    if len(input_names) != len(example):
+        raise ValueError(f"input_names must name each of the {len(example)} inputs, found {list(input_names)}")
+    with _quiet():
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise ImportError("an ONNX file needs onnx and onnxscript: pip install 'hetxl[onnx]'") from None
+    program = export_program(module, example)
+    with _quiet():
+        made: Any = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            verbose=False,
+            input_names=list(input_names),
+            output_names=["probs"] if module.top_k is None else ["probs", "classes"],
+            dynamic_shapes=(tuple({0: "batch"} for _ in example),),
+        )
+    for node in made.model.graph.all_nodes():
+        node.metadata_props.clear()  # where in which file it was traced
+    made.model.metadata_props.update(
+        {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    )
+    weights = sum(value.nbytes for value in module.state_dict().values())
+    differences: list[float | None] = []
+
+    def write(name: Path) -> None:
+        made.save(name, external_data=weights > ONE_FILE)
+        differences.append(_onnx_difference(module, name, example, input_names))
+
+    if f"{path.name}.data" not in _write(path, write):
+        Path(f"{path}.data").unlink(missing_ok=True)  # of a larger model that had this name
+    return differences[0]
+
+
+def _program_difference(module: Exportable, program: ExportedProgram, example: list[Tensor]) -> float:
+    called = program.module()
+
+    def run(inputs: list[Tensor]) -> Outputs:
+        with torch.no_grad():
+            outputs = called(*inputs)
+        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    return _difference(module, run, example, "torch.export")
+
+
+def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], example: list[Tensor], what: str) -> float:
+    """The largest difference of probabilities for two batch sizes that were not traced; raises if it is too large."""
+    largest = 0.0
+    for count in (1, _traced(example) + 1):
+        inputs = _rows(example, count)
+        with torch.no_grad():
+            probs = module.probabilities(*inputs)
+        found = run(inputs)
+        if module.top_k is None:
+            pairs = [(found[0], probs)]
+        else:
+            # Classes of equal probability may change places: what counts is the probability of those that were found.
+            pairs = [(found[0], probs.topk(module.top_k).values), (found[0], probs.gather(-1, found[1]))]
+        for got, wanted in pairs:
+            if got.shape != wanted.shape:
+                raise ValueError(
+                    f"{what} returns shape {list(got.shape)} for {count} examples, not {list(wanted.shape)}"
+                )
+            largest = max(largest, float((got - wanted).abs().nan_to_num(nan=math.inf).max()))
+    if largest > TOLERANCE:
+        raise ValueError(
+            f"probabilities of {what} differ from torch's by {largest:.1e}, more than {TOLERANCE:g}; "
+            "large logits lose digits: scale the features, or use another method"
+        )
+    return largest
+
+
+def _onnx_difference(module: Exportable, path: Path, example: list[Tensor], input_names: Sequence[str]) -> float | None:
+    with _quiet():
+        try:
+            import onnxruntime
+        except ImportError:
+            return None
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: list[Tensor]) -> Outputs:
+        named = {name: value.numpy() for name, value in zip(input_names, inputs, strict=True)}
+        return [torch.from_numpy(value) for value in session.run(None, named)]
+
+    return _difference(module, run, example, "onnxruntime")
+
+
+def _about(module: Exportable, class_names: Sequence[str] | None) -> dict[str, Any]:
+    _check_module(module)
+    found = {"hetxl_version": __version__, **module.about}
+    if class_names is not None:
+        found["class_names"] = check_names(class_names, module.fixed.head.num_classes)
+    return found
+
+
+def _check_module(module: object) -> None:
+    if not isinstance(module, Exportable):
+        raise TypeError(f"module must be made by exportable(...), found {type(module).__name__}")
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    """The inputs as a list, on the CPU."""
+    found = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if not found or not all(isinstance(value, Tensor) and value.dim() > 0 and len(value) for value in found):
+        raise TypeError("example_inputs must be a tensor [B, ...] or several, with B at least 1")
+    if len({len(value) for value in found}) > 1:
+        raise ValueError(f"example_inputs must have the same B, found {[len(value) for value in found]}")
+    return [value.detach().cpu() for value in found]
+
+
+def _traced(inputs: list[Tensor]) -> int:
+    """How many rows a model is traced with: two at least, for a batch of one would be taken for a fixed size."""
+    return max(2, len(inputs[0]))
+
+
+def _rows(inputs: list[Tensor], count: int) -> list[Tensor]:
+    """So many rows of each, from the start again where there are fewer."""
+    return [value[torch.arange(count) % len(value)] for value in inputs]
+
+
+def _with_suffix(path: str | Path, suffix: str) -> Path:
+    if Path(path).suffix != suffix:
+        raise ValueError(f"path must end in {suffix}, found {path}")
+    return Path(path)
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> list[str]:
+    """Write a file of this name, and what else it brings, in a folder of its own; then move them where they belong.
+
+    Returns:
+        The names of the files.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        write(Path(folder) / path.name)
+        files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.onnx.data before the NAME.onnx that needs it
+        for file in files:
+            file.chmod(0o644)
+            sync(file)
+            os.replace(file, path.parent / file.name)
+    return [file.name for file in files]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say about their own deprecated parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

@@ -1,0 +1,169 @@
+"""Which layer of a model classifies: the last linear one, unless there is doubt."""
+
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from hetxl.nn.classifier import is_plain_linear
+
+SHOWN = 8
+"""How many layers a message lists."""
+
+
+def is_convertible(module: object) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a module is W φ + b with parameters of its own: an nn.Linear, or an nn.Conv2d of 1 × 1."""
+    if isinstance(module, nn.Conv2d):
+        plain = (
+            type(module).forward is nn.Conv2d.forward
+            and (module.kernel_size, module.stride, module.groups) == ((1, 1), (1, 1), 1)
+            and module.padding in ((0, 0), 0, "valid")
+        )
+    else:
+        # timm has a linear layer of its own, the same but for casts under torch.jit.
+        plain = is_plain_linear(module) or type(module).__module__ == "timm.layers.linear"
+    return plain and isinstance(module, nn.Module) and why_not(module) is None
+
+
+def why_not(layer: nn.Module) -> str | None:
+    """Why a linear layer cannot be taken over; None if it can."""
+    if layer._parameters.get("weight") is None:
+        return (
+            "its weight is computed from other parameters (weight norm, a parametrisation or an adapter); remove those"
+        )
+    if isinstance(layer.weight, UninitializedParameter):
+        return "it has no weight yet; call the model once before"
+    if hasattr(layer, "_hf_hook"):
+        return "it is offloaded; convert the model before it is dispatched to devices"
+    return None
+
+
+def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Linear | nn.Conv2d:
+    """The layer to convert.
+
+    Args:
+        model: to look through.
+        layer: its name in `model.named_modules()`, or the module itself; None to find it.
+    """
+    if layer is not None:
+        return _named(model, layer)
+    if callable(getattr(model, "get_classifier", None)):
+        return _own_choice(model, model.get_classifier(), "get_classifier()")  # pyright: ignore[reportCallIssue]
+    found = [(name, module) for name, module in model.named_modules() if is_convertible(module)]
+    if not found:
+        raise ValueError(f"model {type(model).__name__} has no linear layer to convert{_refused(model)}")
+    name, last = found[-1]
+    rivals = [
+        other
+        for other, module in found[:-1]
+        if _beside(other, name) and _sizes(module)[0] == _sizes(last)[0] != _sizes(module)[1]
+    ]
+    if rivals:
+        raise ValueError(_ambiguous(model, [*rivals, name], "several layers that start from as many features"))
+    if _repeats(model, name):
+        raise ValueError(_ambiguous(model, [other for other, _ in found], "linear layers, all inside repeated blocks"))
+    return last
+
+
+def names_of(model: nn.Module, layer: nn.Module) -> list[str]:
+    """All names of a module inside a model."""
+    return [name for name, module in model.named_modules(remove_duplicate=False) if module is layer]
+
+
+def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> list[str]:
+    """Put a module into every place of another; the names of those."""
+    names = names_of(model, old)
+    for name in names:
+        model.get_submodule(_parent(name))._modules[name.rpartition(".")[2]] = new
+    return names
+
+
+def _named(model: nn.Module, layer: str | nn.Module) -> nn.Linear | nn.Conv2d:
+    if isinstance(layer, nn.Module):
+        if not names_of(model, layer):
+            raise ValueError(f"layer is a {type(layer).__name__} that is not part of the model")
+        name, module = names_of(model, layer)[0], layer
+    else:
+        name, modules = layer, dict(model.named_modules(remove_duplicate=False))
+        if layer not in modules:
+            raise ValueError(_ambiguous(model, list(_linear(model)), f"no layer {layer!r}, but"))
+        module = modules[layer]
+    if not is_convertible(module):
+        reason = why_not(module) if isinstance(module, nn.Linear | nn.Conv2d) else None
+        reason = reason or "only an nn.Linear or an nn.Conv2d of 1 × 1 can be converted"
+        raise ValueError(f"layer {name!r} is a {type(module).__name__}: {reason}")
+    return module
+
+
+def _own_choice(model: nn.Module, found: Any, where: str) -> nn.Linear | nn.Conv2d:
+    """What a model says its classifier is."""
+    if is_convertible(found):
+        return found
+    if isinstance(found, tuple | list | dict | nn.ModuleList | nn.ModuleDict):
+        raise ValueError(
+            f"model {type(model).__name__} has several classifiers ({where} gives {len(found)}), as distilled models "
+            "have: their outputs are averaged after the heads, so none of them alone is the model's prediction"
+        )
+    if isinstance(found, nn.Identity) or found is None:
+        raise ValueError(
+            f"model {type(model).__name__} has no classifier ({where} gives {type(found).__name__}); "
+            "make it with num_classes=K"
+        )
+    if isinstance(found, nn.Module):
+        inside = [module for module in found.modules() if is_convertible(module)]
+        if len(inside) == 1:
+            return inside[0]
+        reason = why_not(found) if isinstance(found, nn.Linear | nn.Conv2d) else None
+        if reason is not None:
+            raise ValueError(f"the classifier of {type(model).__name__} cannot be converted: {reason}")
+    raise ValueError(
+        _ambiguous(model, list(_linear(model)), f"{where} gives a {type(found).__name__}; its linear layers:")
+    )
+
+
+def _linear(model: nn.Module) -> Iterator[str]:
+    return (name for name, module in model.named_modules() if is_convertible(module))
+
+
+def _sizes(layer: nn.Module) -> tuple[int, int]:
+    weight: Any = layer.weight
+    return weight.shape[1], weight.shape[0]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _beside(one: str, other: str) -> bool:
+    """Whether two names differ in one part, as head_a.fc and head_b.fc do."""
+    ours, theirs = one.split("."), other.split(".")
+    return len(ours) == len(theirs) and sum(a != b for a, b in zip(ours, theirs, strict=True)) == 1
+
+
+def _repeats(model: nn.Module, name: str) -> bool:
+    """Whether a layer is inside one of several blocks of a kind, as the last linear layer of a bare backbone is."""
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        holder, block = (model.get_submodule(".".join(parts[:end])) for end in (depth - 1, depth))
+        if isinstance(holder, nn.Sequential | nn.ModuleList) and sum(type(o) is type(block) for o in holder) > 1:
+            return True
+    return False
+
+
+def _ambiguous(model: nn.Module, names: list[str], what: str) -> str:
+    modules = dict(model.named_modules())
+    listed = []
+    for name in names[-SHOWN:]:
+        features, classes = _sizes(modules[name])
+        listed.append(f"{name or '(the model itself)'} ({features:,} features, {classes:,} outputs)")
+    more = f"… {len(names) - SHOWN} more, " if len(names) > SHOWN else ""
+    example = next((name for name in reversed(names) if name), "head.fc")
+    return f"model {type(model).__name__} has {what} {more}{', '.join(listed)}. Name one, as in layer={example!r}"
+
+
+def _refused(model: nn.Module) -> str:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and (reason := why_not(module)) is not None:
+            return f": {name!r} is one, but {reason}"
+    return ""

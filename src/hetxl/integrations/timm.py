@@ -1,0 +1,28 @@
+"""Models of timm, or with its methods `get_classifier` and `reset_classifier`."""
+
+from typing import Any
+
+from torch import nn
+
+from hetxl.integrations.adapt import Adapted, fresh_options
+from hetxl.integrations.install import install
+
+
+class TimmAdapter(Adapted):
+    """A timm model that keeps its kind of head when it is given other classes.
+
+    `forward_features`, `forward_head(…, pre_logits=True)` and `get_classifier` are timm's own: the head stands in the
+    layer's place.
+    """
+
+    def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
+        """A new classifier, as timm makes it, with a head of the same options; none for num_classes=0."""
+        head, layer, options = fresh_options(self.hetxl_options)
+        model: Any = self
+        model.__class__ = self.hetxl_base
+        del model.hetxl_options
+        model.reset_classifier(num_classes, *args, **kwargs)
+        if num_classes:
+            # By its name: the new layer stands where the old one stood.
+            assert isinstance(model, nn.Module)
+            install(model, TimmAdapter, head, layer, options)

@@ -1,0 +1,169 @@
+"""Models of transformers: labels go to the head's fused loss, and configurations remember the head.
+
+    model = hetxl.convert(AutoModelForImageClassification.from_pretrained(...))
+    Trainer(model, ...).train()
+    model.save_pretrained("there")
+    model = hetxl.integrations.transformers.from_pretrained("there")
+
+A directory that was saved opens with transformers alone, too: as the deterministic model with the same weights.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetxl.functional import IGNORE_INDEX
+from hetxl.integrations.adapt import Adapted, adapted_class, restored_options, stored_options
+from hetxl.integrations.install import install
+from hetxl.integrations.layer import HeadLayer
+
+TASKS = (
+    "ForImageClassification",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForAudioClassification",
+    "ForVideoClassification",
+    "ForCausalLM",
+    "ForMaskedLM",
+    "LMHeadModel",
+)
+"""Endings of the classes whose outputs are one distribution over classes for each row of logits."""
+SHIFTED = ("ForCausalLM", "LMHeadModel")
+"""Those whose row t is a prediction of label t + 1."""
+
+
+class TransformersAdapter(Adapted):
+    """A model of transformers with a head.
+
+    Given labels, it computes the head's fused loss, in training without any logits (`output.logits` is None then). In
+    evaluation mode, and without labels, `output.logits` are log-probabilities averaged over the noise.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        """As the model's own class makes it, then with the head that the configuration remembers."""
+        super().__init__(config, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        assert isinstance(self, nn.Module)
+        record = restored_options(config.hetxl)
+        install(self, TransformersAdapter, record.pop("head"), record.pop("layer"), record)
+
+    @classmethod
+    def hetxl_checked(cls, model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
+        """Refuses models of other tasks and regressions; several labels for an example make the link sigmoid."""
+        name = type(model).__name__
+        if not name.endswith(TASKS):
+            raise ValueError(
+                f"model {name} does not give one distribution over classes: classes that end in {', '.join(TASKS)} "
+                "can be converted"
+            )
+        config: Any = model.config
+        if not name.endswith((*SHIFTED, "ForMaskedLM")):
+            if config.problem_type == "regression" or config.num_labels == 1:
+                raise ValueError(f"model {name} has one output, a regression; classes need num_labels of 2 or more")
+            several = config.problem_type == "multi_label_classification"
+            options.setdefault("link", "sigmoid" if several else "softmax")
+            if several != (options["link"] == "sigmoid") and config.problem_type is not None:
+                raise ValueError(f"link={options['link']!r} does not fit config.problem_type={config.problem_type!r}")
+        stored_options(options)
+        return options
+
+    @classmethod
+    def hetxl_forward(cls, base: type) -> Callable:
+        """The model's forward with the head's loss; of the same signature, which Trainer reads."""
+        own: Any = base
+        signature = inspect.signature(own.forward)
+        shifted = base.__name__.endswith(SHIFTED)
+
+        @functools.wraps(own.forward)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            head = _head(self)
+            if head.capturing:
+                return own.forward(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs)
+            extra = given.arguments.get("kwargs", {})
+            labels = given.arguments.pop("labels", None)
+            count = extra.pop("num_items_in_batch", None)
+            moved = extra.pop("shift_labels", None)
+            as_tuple = given.arguments.pop("return_dict", extra.pop("return_dict", self.config.return_dict)) is False
+            with head.capture() as captured:
+                output = own.forward(*given.args, **given.kwargs, return_dict=True)
+            rows = captured.rows(output.logits[..., 0])
+            if moved is not None:
+                labels = moved
+            elif labels is not None and shifted:
+                labels = F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+            logits = head(rows, rows=True) if labels is None or not self.training else None
+            loss = None if labels is None else _loss(head, rows, logits, labels.to(rows.device), count)
+            # Made anew: an output keeps its fields in the order in which they were set.
+            fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+            output = type(output)(**fields | {"loss": loss, "logits": logits})
+            return output.to_tuple() if as_tuple else output
+
+        return forward
+
+    def hetxl_converted(self) -> None:
+        """The configuration remembers the head."""
+        model: Any = self
+        model.config.hetxl = stored_options(self.hetxl_options)
+
+    def hetxl_reverted(self) -> None:
+        """The configuration forgets it."""
+        model: Any = self
+        del model.config.hetxl
+
+
+def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
+    """A converted model that was saved with `save_pretrained`.
+
+    Args:
+        path: the directory, or the name of a repository.
+        **kwargs: as of transformers' `from_pretrained`.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("models of transformers need it: pip install 'hetxl[hf]'") from None
+    config = kwargs.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
+    if getattr(config, "hetxl", None) is None:
+        raise ValueError(
+            f"{path} was saved without a head of hetxl; load it with transformers, then hetxl.convert(model)"
+        )
+    name = (config.architectures or ["model without a class"])[0]
+    base = getattr(transformers, name, None)
+    if base is None:
+        raise ValueError(f"{path} holds a {name}, which this transformers does not know")
+    made: Any = adapted_class(base, TransformersAdapter)
+    return made.from_pretrained(path, config=config, **kwargs)
+
+
+def _head(model: nn.Module) -> HeadLayer:
+    layer = model.get_submodule(model.hetxl_options["layer"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    assert isinstance(layer, HeadLayer)
+    return layer
+
+
+def _loss(head: HeadLayer, rows: Tensor, outputs: Tensor | None, labels: Tensor, count: Any) -> Tensor:
+    """The mean loss over the labels, or their sum over a count of them; from the outputs where those are there.
+
+    Args:
+        head: of the model.
+        rows: [..., D]
+        outputs: of the head for them, [..., K], or None.
+        labels: class ids [...], or [..., K] for the sigmoid link.
+        count: labels of all batches that a step accumulates; None for the mean.
+    """
+    reduction = "mean" if count is None else "sum"
+    if outputs is None:
+        total = head(rows, labels, rows=True, reduction=reduction)
+    elif head.link == "softmax":
+        total = F.cross_entropy(outputs.flatten(0, -2).float(), labels.flatten(), reduction=reduction)
+    else:
+        total = F.binary_cross_entropy_with_logits(outputs.float(), labels.float(), reduction="none").sum(-1)
+        total = total.mean() if count is None else total.sum()
+    return total if count is None else total / torch.as_tensor(count, device=total.device)

@@ -1,0 +1,198 @@
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hetxl
+from hetxl.integrations.convert import features_of, head_of, mean_logits
+from hetxl.integrations.layer import LAYERS, HetXLLayer
+
+INPUTS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+@pytest.mark.parametrize("head", LAYERS)
+def test_conversion_keeps_the_model(head):
+    model = network()
+    before, names = model(INPUTS), dict(model.named_parameters())
+    body = model[0]
+    assert hetxl.convert(model, head) is model
+    assert model[0] is body
+    assert isinstance(model[2], LAYERS[head])
+    assert all(dict(model.named_parameters())[name] is value for name, value in names.items())
+    assert torch.equal(mean_logits(model, INPUTS), before)
+
+
+def test_there_and_back():
+    model = network()
+    before, state = model(INPUTS), copy.deepcopy(model.state_dict())
+    assert hetxl.revert(hetxl.convert(model)) is model
+    assert isinstance(model[2], nn.Linear)
+    assert torch.equal(model(INPUTS), before)
+    assert list(model.state_dict()) == list(state)
+
+
+def test_a_layer_alone():
+    linear = nn.Linear(8, 5)
+    head = hetxl.convert(linear)
+    assert isinstance(head, HetXLLayer)
+    assert isinstance(hetxl.revert(head), nn.Linear)
+
+
+def test_going_back_folds_the_temperature_in():
+    model = hetxl.convert(network(), temperature=hetxl.LearnedTemperature(init=2.0))
+    expected = mean_logits(model, INPUTS)
+    torch.testing.assert_close(hetxl.revert(model)(INPUTS), expected)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 8)
+        self.out = nn.Linear(8, 5, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.out(self.embed(tokens))
+
+
+def test_tied_weights_stay_tied():
+    model = hetxl.convert(Tied(), temperature=2.0)
+    assert model.out.weight is model.embed.weight
+    with pytest.raises(ValueError, match=r"tied to embed\.weight.*fold=False"):
+        hetxl.revert(model)
+    assert hetxl.revert(model, fold=False).out.weight is model.embed.weight
+
+
+def test_a_layer_by_name():
+    model = hetxl.convert(network(), layer="0", rank=2)
+    assert isinstance(model[0], HetXLLayer)
+
+
+def test_options_of_the_head():
+    head = hetxl.convert(network(), rank=3, train_samples=7, noise_init=0.5, covariance="low_rank")[2]
+    assert (head.covariance.rank, head.train_samples, head.covariance.init) == (3, 7, 0.5)
+    assert head.temperature() == 1.0
+    with pytest.raises(TypeError, match="ranks"):
+        hetxl.convert(network(), ranks=3)
+
+
+def test_bad_requests():
+    with pytest.raises(ValueError, match=r"head must be one of .*found 'hetxl'"):
+        hetxl.convert(network(), "hetxl")
+    with pytest.raises(TypeError, match="model must be a torch module, found str"):
+        hetxl.convert("resnet50")
+    model = hetxl.convert(network())
+    with pytest.raises(ValueError, match=r"converted layer already \(2\); hetxl\.revert"):
+        hetxl.convert(model)
+    with pytest.raises(ValueError, match=r"no converted layer; hetxl\.convert"):
+        hetxl.revert(network())
+
+
+def test_a_failed_conversion_leaves_the_model_as_it_was():
+    model = network()
+    with pytest.raises(ValueError, match="rank"):
+        hetxl.convert(model, rank=-1)
+    assert isinstance(model[2], nn.Linear)
+    assert model(INPUTS).shape == (6, 5)
+
+
+def test_the_fused_loss_is_the_loss_of_the_output():
+    model = hetxl.convert(network(), rank=2).double()
+    inputs = INPUTS.double()
+    noise = torch.randn(9, model[2].covariance.size, dtype=torch.float64)
+    plain = F.cross_entropy(model[2](model[:2](inputs), noise=noise), LABELS)
+    fused = hetxl.fused_loss(model, inputs, LABELS, noise=noise)
+    torch.testing.assert_close(fused, plain)
+    gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in (fused, plain)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_predictions_of_a_converted_model():
+    model = hetxl.convert(network())
+    generators = [torch.Generator().manual_seed(4) for _ in range(2)]
+    found = hetxl.predict(model, INPUTS, top_k=2, generator=generators[0])
+    expected = model[2].predict(model[:2](INPUTS), top_k=2, generator=generators[1])
+    assert torch.equal(found.probs, expected.probs)
+    assert torch.equal(hetxl.predict(model, (INPUTS,), method="deterministic").probs, model[2].predict(
+        model[:2](INPUTS), method="deterministic").probs)  # fmt: skip
+
+
+class Upsampled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 5, 1)
+
+    def forward(self, pictures, scale=1):
+        return F.interpolate(self.head(self.body(pictures)), scale_factor=scale, mode="bilinear", align_corners=True)
+
+
+def test_segmentation_by_a_convolution():
+    torch.manual_seed(0)
+    model = hetxl.convert(Upsampled(), rank=2)
+    pictures, labels = torch.randn(2, 3, 4, 6), torch.randint(5, (2, 4, 6))
+    noise = torch.randn(9, model.head.covariance.size)
+    loss = hetxl.fused_loss(model, {"pictures": pictures}, labels, noise=noise)
+    torch.testing.assert_close(loss, F.nll_loss(model.head(model.body(pictures), noise=noise), labels))
+    assert features_of(model, pictures).shape == (2, 4, 6, 8)
+    with pytest.raises(ValueError, match="changes the values"):
+        hetxl.fused_loss(model, (pictures, 2), torch.zeros(2, 8, 12, dtype=torch.long))
+
+
+def test_other_outputs_are_refused():
+    class Odd(nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.head, self.change = nn.Linear(8, 5), change
+
+        def forward(self, inputs):
+            return self.change(self.head(inputs))
+
+    with pytest.raises(TypeError, match=r"must be a tensor or have \.logits, found list"):
+        hetxl.predict(hetxl.convert(Odd(lambda logits: [logits])), INPUTS)
+    with pytest.raises(ValueError, match="must have 5 classes last"):
+        hetxl.predict(hetxl.convert(Odd(lambda logits: logits[:, :3])), INPUTS)
+
+
+def test_copies_and_pickles():
+    model = hetxl.convert(network())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(mean_logits(other, INPUTS), mean_logits(model, INPUTS))
+    assert head_of(torch.nn.DataParallel(model)) is model[2]
+
+
+def test_a_converted_model_learns():
+    model = hetxl.convert(network(), train_samples=4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(INPUTS), LABELS).backward()
+        optimizer.step()
+    assert (model.eval()(INPUTS).argmax(-1) == LABELS).all()
+
+
+def test_importing_hetxl_imports_no_other_library():
+    names = (
+        "timm",
+        "transformers",
+        "lightning",
+        "pytorch_lightning",
+        "open_clip",
+        "onnx",
+        "onnxruntime",
+        "sklearn",
+        "torch._dynamo",
+    )
+    code = f"import sys, hetxl; print([name for name in {names!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,210 @@
+"""What is exported predicts as the head does, with one noise for all examples, in blocks."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hetxl
+from hetxl.data.dataset import InputSpec
+from hetxl.functional.engine.predict import METHODS
+from hetxl.integrations import export_module
+from hetxl.integrations.export_module import FixedNoiseHead, cheaper_order, exportable, fixed_noise
+from hetxl.training.config import TrainConfig
+from hetxl.training.model import build_model
+from support.cases import COVARIANCES, LINKS, RESIDUALS, VARIANTS, make
+
+
+def small(variant, **options):
+    return make(variant, dtype=torch.float32, **({"noise_init": 1.0, "eval_samples": 6} | options)).eval()
+
+
+def expected(head, features, module):
+    return head.predict(features, method=module.fixed.method, noise=module.noise).probs
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_equals_predict(variant, link, method):
+    features = torch.randn(3, 5)
+    for covariance in COVARIANCES:
+        for residual in RESIDUALS:
+            head = small(variant, link=link, covariance=covariance, residual=residual)
+            module = exportable(head, method)
+            found = module(features)
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found, expected(head, features, module), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "det"])
+def test_both_orders_and_many_blocks(variant, link, monkeypatch):
+    monkeypatch.setattr(export_module, "BLOCK", 15)  # two samples of seven classes
+    head, features = small(variant, link=link, eval_samples=11), torch.randn(3, 5)
+    for order in ("samples", "factors"):
+        module = exportable(head, order=order)
+        torch.testing.assert_close(module(features), expected(head, features, module), rtol=0, atol=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.elements = max(self.elements, found.numel())
+        return found
+
+
+@pytest.mark.parametrize("order", ["samples", "factors"])
+def test_no_tensor_holds_all_samples(order):
+    head, features = small("het-xl", classes=3000, eval_samples=700), torch.randn(2, 5)
+    module = exportable(head, order=order)
+    with Largest() as largest:
+        found = module(features)
+    assert largest.elements <= 2 * export_module.BLOCK < 2 * 700 * 3000
+    torch.testing.assert_close(found, expected(head, features, module), rtol=0, atol=1e-6)
+
+
+def test_the_graph_stays_small(monkeypatch):
+    assert export_module._block_size(256, 10**7) == 16
+    assert export_module._block_size(256, 100) == 256
+    assert export_module._block_size(1, 10**9) == 1
+    head = small("het-xl")
+    features = torch.randn(2, 5)
+    distribution = head.logit_distribution(features)
+    assert cheaper_order(distribution, distribution.size) == "samples"
+    assert cheaper_order(distribution, distribution.size + 1) == "factors"
+    monkeypatch.setattr(export_module, "ROWS", 10)
+    assert cheaper_order(distribution, 100) == "samples"
+    assert cheaper_order(small("het").logit_distribution(features), 100) == "samples"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_top_classes(variant):
+    head, features = small(variant), torch.randn(4, 5)
+    module = exportable(head, top_k=3)
+    probs, classes = module(features)
+    wanted = expected(head, features, module).topk(3)
+    torch.testing.assert_close(probs, wanted.values, rtol=0, atol=1e-6)
+    assert torch.equal(classes, wanted.indices)
+    assert torch.equal(module.probabilities(features).gather(-1, classes), probs)
+
+
+def test_the_noise_is_fixed_by_the_seed():
+    head, features = small("het-xl", residual="diagonal"), torch.randn(2, 5)
+    first, again, other = (exportable(head, seed=seed) for seed in (1, 1, 2))
+    assert first.noise.shape == (6, 7)  # S, R + N
+    assert torch.equal(first.noise, again.noise)
+    assert torch.equal(first(features), again(features))
+    torch.testing.assert_close(first(features)[:1], first(features[:1]))  # shared by the batch
+    assert not torch.equal(first.noise, other.noise)
+    assert exportable(head, num_samples=9).noise.shape == (9, 7)
+    pairs = fixed_noise(small("het", sampler="antithetic"), 4, 0)
+    assert torch.equal(pairs[0], -pairs[1])
+    assert exportable(head, "mean_field").noise is None
+
+    def ones(batch, samples, size, *, generator, device, dtype):
+        return torch.ones(batch, samples, size, dtype=dtype)
+
+    own = exportable(small("het", sampler=ones))
+    assert torch.equal(own.noise, torch.ones(6, 3))
+    assert own.about["sampler"] == "custom"
+
+
+def test_it_is_a_copy_in_float32_and_evaluation_mode():
+    head, features = make("het-xl", dtype=torch.bfloat16, eval_samples=6), torch.randn(2, 5)
+    head.train()
+    module = exportable(head)
+    assert head.training
+    assert not any(part.training for part in module.modules())
+    assert head.classifier.weight.dtype == torch.bfloat16
+    before = module(features)
+    assert before.dtype == torch.float32
+    with torch.no_grad():
+        head.classifier.weight.zero_()
+    assert torch.equal(module(features), before)
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_what_it_says_about_itself():
+    about = exportable(small("het-xl", temperature=2.0), top_k=2, seed=4).about
+    assert about == {
+        "method": "mc",
+        "link": "softmax",
+        "num_classes": 7,
+        "temperature": 2.0,
+        "num_samples": 6,
+        "sampler": "orthogonal",
+        "seed": 4,
+        "top_k": 2,
+    }
+    assert exportable(small("det")).about["method"] == "deterministic"
+    assert "seed" not in exportable(small("het"), "probit").about
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (InputSpec("tokens", (3,), 11), {}),
+        (InputSpec("features", (5,)), {"backbone": "mlp", "dropout": 0.5, "frozen": True}),
+        (InputSpec("image", (3, 16, 16)), {}),
+    ],
+)
+def test_whole_models(spec, options):
+    model = build_model(TrainConfig(rank=2, width=8, features=4, eval_samples=6, **options), spec, 7, "softmax")
+    model.train()
+    module = exportable(model)
+    inputs = torch.randint(11, (3, 3)) if spec.kind == "tokens" else torch.randn(3, *spec.shape)
+    wanted = expected(model.head, model.eval().backbone(inputs), module)
+    torch.testing.assert_close(module(inputs), wanted, rtol=0, atol=1e-6)
+    assert isinstance(model.head, hetxl.HetXLHead)  # the model itself is as it was
+
+
+class Wrapped(nn.Module):
+    """Two inputs, an output with .logits, and the head under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 5)
+        self.head = small("het-xl")
+        self.last = self.head
+
+    def forward(self, inputs, scale):
+        return types.SimpleNamespace(logits=self.last(self.body(inputs) * scale))
+
+
+def test_any_module_with_one_head():
+    model, inputs, scale = Wrapped(), torch.randn(3, 4), torch.rand(3, 1)
+    module = exportable(model)
+    assert isinstance(module.model.last, FixedNoiseHead)
+    assert module.model.head is module.model.last
+    wanted = expected(model.head, model.body(inputs) * scale, module)
+    torch.testing.assert_close(module(inputs, scale), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ({"method": "magic"}, ValueError, "method must be one of 'mc'"),
+        ({"method": "mean-field"}, ValueError, "did you mean 'mean_field'"),
+        ({"num_samples": 0}, ValueError, "num_samples must be at least 1"),
+        ({"num_samples": 2.0}, TypeError, "num_samples must be an integer"),
+        ({"top_k": 8}, ValueError, "top_k must be at most the number of classes, 7, found 8"),
+        ({"top_k": 0}, ValueError, "top_k must be at least 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"order": "both"}, ValueError, "order must be one of"),
+        ({"model": nn.Linear(5, 7)}, ValueError, "exactly one head of hetxl, found none"),
+        ({"model": nn.Sequential(small("det"), small("det"))}, ValueError, "found 2 (0, 1)"),
+        ({"model": "runs/mine"}, TypeError, "found str"),
+    ],
+)
+def test_bad_arguments(words, error, message):
+    with pytest.raises(error) as raised:
+        exportable(**{"model": small("het-xl")} | words)
+    assert message in str(raised.value)

@@ -1,0 +1,287 @@
+"""Models of transformers: converted, trained a step, saved, loaded and asked; small, with random weights."""
+
+import copy
+import inspect
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers import Trainer, TrainingArguments
+
+import hetxl
+from hetxl.integrations.convert import head_of, mean_logits
+from hetxl.integrations.transformers import from_pretrained
+
+CLASSES = 7
+VOCABULARY = 40
+TEXT = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32, "num_labels": CLASSES, "pad_token_id": 0,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "num_labels": CLASSES,
+    "pad_token_id": 0,
+}  # fmt: skip
+DISTIL = {"vocab_size": VOCABULARY, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "num_labels": CLASSES}
+PICTURE = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 32,
+    "patch_size": 8, "num_labels": CLASSES,
+}  # fmt: skip
+STAGES = {"num_labels": CLASSES, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+SWIN = {
+    "num_labels": CLASSES, "image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1], "num_heads": [2],
+    "window_size": 4,
+}  # fmt: skip
+MODELS = {
+    "ViTForImageClassification": PICTURE,
+    "ResNetForImageClassification": STAGES,
+    "ConvNextForImageClassification": {
+        "num_labels": CLASSES,
+        "hidden_sizes": [8, 16],
+        "depths": [1, 1],
+        "num_stages": 2,
+    },
+    "SwinForImageClassification": SWIN,
+    "Dinov2ForImageClassification": PICTURE,
+    "BeitForImageClassification": PICTURE,
+    "RegNetForImageClassification": STAGES | {"groups_width": 8},
+    "BertForSequenceClassification": TEXT,
+    "RobertaForSequenceClassification": TEXT | {"max_position_embeddings": 40},
+    "DistilBertForSequenceClassification": DISTIL,
+    "DebertaV2ForSequenceClassification": TEXT,
+    "ElectraForSequenceClassification": TEXT | {"embedding_size": 16},
+    "GPT2ForSequenceClassification": GPT2,
+    "LlamaForSequenceClassification": TEXT | {"num_key_value_heads": 2},
+    "BertForTokenClassification": TEXT,
+    "DistilBertForTokenClassification": DISTIL,
+    "BertForMaskedLM": TEXT,
+    "GPT2LMHeadModel": GPT2,
+    "LlamaForCausalLM": TEXT | {"num_key_value_heads": 2},
+}
+"""Classes, and configurations that make them small."""
+LOGGER = logging.getLogger("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    level = LOGGER.level
+    LOGGER.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    LOGGER.setLevel(level)
+
+
+def make(name, **more):
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**MODELS[name], **more)).eval()
+
+
+def inputs_for(name):
+    generator = torch.Generator().manual_seed(3)
+    if "Image" in name:
+        return {"pixel_values": torch.randn(3, 3, 32, 32, generator=generator)}, torch.tensor([0, 6, 2])
+    tokens = torch.randint(1, VOCABULARY, (3, 9), generator=generator)
+    tokens[1, 6:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": (tokens != 0).long()}
+    if "Sequence" in name:
+        return inputs, torch.tensor([0, 6, 2])
+    classes = CLASSES if "Token" in name else VOCABULARY
+    labels = torch.randint(classes, (3, 9), generator=generator)
+    return inputs, labels.masked_fill(tokens == 0, -100)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # DeBERTa, when imported
+def test_architectures(name, tmp_path):
+    model = make(name)
+    inputs, labels = inputs_for(name)
+    with torch.no_grad():
+        before = model(**inputs, labels=labels)
+        keys = list(model.state_dict())
+        deterministic = hetxl.convert(copy.deepcopy(model), head="det")
+        found = deterministic(**inputs, labels=labels)
+        assert torch.equal(found.logits, before.logits)
+        torch.testing.assert_close(found.loss, before.loss)
+        assert list(deterministic.state_dict()) == keys
+        assert hetxl.convert(model, rank=3, train_samples=4, eval_samples=8) is model
+        assert set(keys) < set(model.state_dict())
+        assert torch.equal(mean_logits(model, inputs), before.logits)
+
+    model.train()
+    output = model(**inputs, labels=labels)
+    assert output.logits is None
+    output.loss.backward()
+    head = head_of(model)
+    assert head.weight.grad.abs().sum() > 0
+    assert head.covariance.factor.grad.abs().sum() > 0
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+    model.eval().save_pretrained(tmp_path)
+    other = from_pretrained(tmp_path)
+    assert type(other) is type(model)
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+    found = [
+        hetxl.predict(one, inputs, generator=torch.Generator().manual_seed(1)).probs for one in (model, other.eval())
+    ]
+    assert torch.equal(*found)
+    evaluated = model(**inputs, labels=labels)
+    torch.testing.assert_close(evaluated.logits.exp().sum(-1), torch.ones(evaluated.logits.shape[:-1]))
+    assert evaluated.loss.isfinite()
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForTokenClassification", "LlamaForSequenceClassification"])
+def test_the_fused_loss_of_training_is_the_loss_of_the_output(name):
+    model = hetxl.convert(make(name), "det")
+    inputs, labels = inputs_for(name)
+    expected = make(name)(**inputs, labels=labels).loss
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    torch.testing.assert_close(model(**inputs, labels=labels).loss, expected)
+    count = int((F.pad(labels, (0, 1), value=-100)[:, 1:] if "LM" in name else labels).ne(-100).sum())
+    half = model(**inputs, labels=labels, num_items_in_batch=torch.tensor(2 * count)).loss
+    torch.testing.assert_close(half, expected / 2)
+
+
+def test_evaluation_averages_probabilities_over_the_noise():
+    model = hetxl.convert(make("ViTForImageClassification"), noise_init=3.0, eval_samples=4000)
+    inputs, labels = inputs_for("ViTForImageClassification")
+    with torch.no_grad():
+        output = model(**inputs, labels=labels)
+    expected = hetxl.predict(model, inputs, num_samples=4000, generator=torch.Generator().manual_seed(0)).probs
+    torch.testing.assert_close(output.logits.exp(), expected, atol=0.02, rtol=0)
+    torch.testing.assert_close(output.loss, F.nll_loss(output.logits, labels))
+
+
+def test_tied_embeddings_stay_tied_through_files(tmp_path):
+    model = hetxl.convert(make("GPT2LMHeadModel"), rank=2)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    model.save_pretrained(tmp_path)
+    other = from_pretrained(tmp_path)
+    assert other.lm_head.weight is other.transformer.wte.weight
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    inputs, _ = inputs_for("GPT2LMHeadModel")
+    torch.testing.assert_close(plain.eval()(**inputs).logits, mean_logits(other.eval(), inputs))
+
+
+def test_options_are_remembered(tmp_path):
+    temperature = hetxl.LearnedTemperature(init=1.5)
+    model = hetxl.convert(make("BertForSequenceClassification"), "het-h", buckets=6, temperature=temperature, rank=2)
+    with torch.no_grad():
+        temperature.raw += 0.5
+    model.save_pretrained(tmp_path)
+    head = head_of(from_pretrained(tmp_path))
+    assert (head.buckets, head.covariance.rank, head.temperature.init) == (6, 2, 1.5)
+    assert torch.equal(head.temperature(), temperature())
+    assert torch.equal(head.hash, head_of(model).hash)
+
+
+def test_going_back_gives_the_class_and_configuration_back(tmp_path):
+    model = make("BertForSequenceClassification")
+    kind = type(model)
+    hetxl.revert(hetxl.convert(model))
+    assert type(model) is kind
+    model.save_pretrained(tmp_path)
+    assert not hasattr(transformers.AutoConfig.from_pretrained(tmp_path), "hetxl")
+    with pytest.raises(ValueError, match="without a head of hetxl"):
+        from_pretrained(tmp_path)
+
+
+def test_generation():
+    model = hetxl.convert(make("GPT2LMHeadModel"), rank=2, eval_samples=8)
+    tokens = torch.tensor([[5, 6, 7]])
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4, do_sample=False)
+    assert found.shape[1] <= 7
+    assert torch.equal(found[:, :3], tokens)
+
+
+def test_tuples_and_positions():
+    model = hetxl.convert(make("BertForSequenceClassification"))
+    inputs, labels = inputs_for("BertForSequenceClassification")
+    loss, logits = model(inputs["input_ids"], inputs["attention_mask"], labels=labels, return_dict=False)[:2]
+    assert (loss.dim(), logits.shape) == (0, (3, CLASSES))
+
+
+def test_several_labels_for_an_example():
+    model = make("BertForSequenceClassification", problem_type="multi_label_classification")
+    hetxl.convert(model, bias_init=None)
+    inputs, _ = inputs_for("BertForSequenceClassification")
+    labels = torch.eye(CLASSES)[:3]
+    assert head_of(model).link == "sigmoid"
+    evaluated = model(**inputs, labels=labels)
+    expected = F.binary_cross_entropy_with_logits(evaluated.logits, labels, reduction="none").sum(-1).mean()
+    torch.testing.assert_close(evaluated.loss, expected)
+    model.train()(**inputs, labels=labels).loss.backward()
+    with pytest.raises(ValueError, match=r"does not fit config\.problem_type"):
+        hetxl.convert(make("BertForSequenceClassification", problem_type="multi_label_classification"), link="softmax")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("BertForQuestionAnswering", TEXT, "does not give one distribution over classes"),
+        ("BertModel", TEXT, "does not give one distribution over classes"),
+        ("BertForSequenceClassification", TEXT | {"num_labels": 1}, "a regression"),
+        ("DeiTForImageClassificationWithTeacher", PICTURE, "does not give one distribution"),
+    ],
+)
+def test_other_models_are_refused(name, config, message):
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**config))
+    with pytest.raises(ValueError, match=message):
+        hetxl.convert(model)
+    assert type(model) is kind
+
+
+def test_what_cannot_be_stored_is_refused():
+    with pytest.raises(ValueError, match="sampler is a function"):
+        hetxl.convert(make("BertForSequenceClassification"), sampler=hetxl.functional.iid)
+    with pytest.raises(ValueError, match="temperature is a ReLU"):
+        hetxl.convert(make("BertForSequenceClassification"), temperature=torch.nn.ReLU())
+
+
+def test_the_signature_is_the_models_own():
+    model = make("ViTForImageClassification")
+    before = inspect.signature(type(model).forward)
+    assert inspect.signature(type(hetxl.convert(model)).forward) == before
+
+
+class Examples(torch.utils.data.Dataset):
+    """Pictures whose class is their colour."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(CLASSES, (count,), generator=generator)
+        self.pictures = 0.3 * torch.randn(count, 3, 32, 32, generator=generator)
+        bits = torch.stack([(self.labels >> bit) & 1 for bit in range(3)], -1)
+        self.pictures += 2 * bits[:, :, None, None]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, row):
+        return {"pixel_values": self.pictures[row], "labels": self.labels[row]}
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_the_trainer_trains_and_evaluates(tmp_path):
+    model = hetxl.convert(make("ViTForImageClassification"), rank=4, train_samples=4, eval_samples=16)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=40, per_device_train_batch_size=8, gradient_accumulation_steps=2,
+        learning_rate=1e-2, report_to=[], disable_tqdm=True, save_strategy="no", use_cpu=True, logging_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=Examples(256, 0), eval_dataset=Examples(64, 1))
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.5 * before
+    found = trainer.predict(Examples(64, 1))
+    torch.testing.assert_close(torch.from_numpy(found.predictions).exp().sum(-1), torch.ones(64))
+    assert (found.predictions.argmax(-1) == found.label_ids).mean() > 0.8
+    trainer.save_model(str(tmp_path / "saved"))
+    other = from_pretrained(tmp_path / "saved").eval()
+    pictures = torch.stack([Examples(8, 1)[row]["pixel_values"] for row in range(8)])
+    torch.testing.assert_close(mean_logits(other, pictures), mean_logits(model.eval(), pictures))
