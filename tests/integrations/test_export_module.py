@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -186,6 +187,26 @@ def test_any_module_with_one_head():
     assert module.model.head is module.model.last
     wanted = expected(model.head, model.body(inputs) * scale, module)
     torch.testing.assert_close(module(inputs, scale), wanted, rtol=0, atol=1e-6)
+
+
+def test_converted_convolutions():
+    model = hetxl.convert(nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 7, 1)), rank=2, eval_samples=6, noise_init=1.0)
+    pictures = torch.randn(2, 3, 6, 5)
+    module = exportable(model)
+    found = module(pictures)
+    assert found.shape == (2, 7, 4, 3)
+    torch.testing.assert_close(found.movedim(1, -1), hetxl.predict(model, pictures, noise=module.noise).probs)
+
+
+def test_converted_models_of_transformers():
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=16, patch_size=8
+    )
+    model = hetxl.convert(transformers.ViTForImageClassification(config), rank=2, eval_samples=6).eval()
+    pictures = torch.randn(2, 3, 16, 16)
+    module = exportable(model)
+    torch.testing.assert_close(module(pictures), hetxl.predict(model, pictures, noise=module.noise).probs)
+    assert isinstance(hetxl.revert(model).classifier, nn.Linear)  # the model itself is as it was
 
 
 @pytest.mark.parametrize(

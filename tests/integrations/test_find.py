@@ -65,7 +65,7 @@ def test_a_layer_by_name_or_itself():
     model = Branches(a=nn.Linear(8, 5), b=nn.Linear(8, 3))
     assert find_layer(model, "a") is model.a
     assert find_layer(model, model.b) is model.b
-    with pytest.raises(ValueError, match=r"no layer 'c', but .*layer='b'"):
+    with pytest.raises(ValueError, match=r"no layer 'c'; its linear layers are: .*layer='b'"):
         find_layer(model, "c")
     with pytest.raises(ValueError, match="not part of the model"):
         find_layer(model, nn.Linear(8, 5))
@@ -111,7 +111,7 @@ class Tells(nn.Module):
         ((nn.Linear(4, 3), nn.Linear(4, 3)), r"several classifiers \(get_classifier\(\) gives 2\)"),
         (nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]), "several classifiers"),
         (nn.Identity(), "no classifier"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), "gives a Sequential; its linear layers"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), "gives a Sequential by get_classifier"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "cannot be converted: its weight is computed"),
     ],
 )

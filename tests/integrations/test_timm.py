@@ -64,7 +64,7 @@ def test_architectures(name, tmp_path):
         prediction = predict(one.eval(), pictures, top_k=3, generator=torch.Generator().manual_seed(1))
         found.append(prediction.probs)
         assert prediction.indices.shape[-1] == 3
-    assert torch.equal(*found)
+    torch.testing.assert_close(*found)  # weights from a file lie elsewhere in memory: the last bits may differ
 
 
 def test_the_methods_of_timm_see_the_head():

@@ -126,7 +126,7 @@ def test_architectures(name, tmp_path):
     found = [
         hetxl.predict(one, inputs, generator=torch.Generator().manual_seed(1)).probs for one in (model, other.eval())
     ]
-    assert torch.equal(*found)
+    torch.testing.assert_close(*found)  # weights from a file lie elsewhere in memory: the last bits may differ
     evaluated = model(**inputs, labels=labels)
     torch.testing.assert_close(evaluated.logits.exp().sum(-1), torch.ones(evaluated.logits.shape[:-1]))
     assert evaluated.loss.isfinite()

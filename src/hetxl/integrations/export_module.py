@@ -18,6 +18,8 @@ from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.approximations import approximate_log_probs
 from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS
+from hetxl.integrations.adapt import Adapted
+from hetxl.integrations.layer import HeadLayer
 from hetxl.nn import Head
 
 BLOCK = 2**20
@@ -48,7 +50,15 @@ class FixedNoiseHead(nn.Module):
         self.register_buffer("noise", noise)
 
     def forward(self, features: Tensor, targets: None = None) -> Tensor:
-        """Probabilities [..., K] of features [..., D]; a model may pass targets=None, as it does to a head."""
+        """Probabilities [..., K] of features [..., D]; a model may pass targets=None, as it does to a head.
+
+        In the place of a 1 × 1 convolution: [B, K, H, W] of [B, D, H, W].
+        """
+        if isinstance(self.head, HeadLayer) and self.head.convolution and features.dim() > 2:
+            return self._rows(features.movedim(-3, -1)).movedim(-1, -3)
+        return self._rows(features)
+
+    def _rows(self, features: Tensor) -> Tensor:
         distribution = self.head.logit_distribution(features)
         temperature = self.head.temperature()
         if self.method == "deterministic":
@@ -190,6 +200,9 @@ def exportable(
     if head.covariance is None:
         method = "deterministic"
     copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    if isinstance(copied, Adapted):
+        # The model's own class: it calls its layer and returns what that returns, and knows nothing of heads.
+        copied.__class__ = copied.hetxl_base
     head = _only_head(copied)
     noise = fixed_noise(head, samples, seed) if method == "mc" else None
     fixed = FixedNoiseHead(head, method, noise, order)

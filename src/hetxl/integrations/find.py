@@ -60,9 +60,11 @@ def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Lin
         if _beside(other, name) and _sizes(module)[0] == _sizes(last)[0] != _sizes(module)[1]
     ]
     if rivals:
-        raise ValueError(_ambiguous(model, [*rivals, name], "several layers that start from as many features"))
+        raise ValueError(_ambiguous(model, [*rivals, name], "has several layers that start from as many features"))
     if _repeats(model, name):
-        raise ValueError(_ambiguous(model, [other for other, _ in found], "linear layers, all inside repeated blocks"))
+        raise ValueError(
+            _ambiguous(model, [other for other, _ in found], "has linear layers inside repeated blocks only")
+        )
     return last
 
 
@@ -87,7 +89,7 @@ def _named(model: nn.Module, layer: str | nn.Module) -> nn.Linear | nn.Conv2d:
     else:
         name, modules = layer, dict(model.named_modules(remove_duplicate=False))
         if layer not in modules:
-            raise ValueError(_ambiguous(model, list(_linear(model)), f"no layer {layer!r}, but"))
+            raise ValueError(_ambiguous(model, list(_linear(model)), f"has no layer {layer!r}; its linear layers are"))
         module = modules[layer]
     if not is_convertible(module):
         reason = why_not(module) if isinstance(module, nn.Linear | nn.Conv2d) else None
@@ -118,7 +120,7 @@ def _own_choice(model: nn.Module, found: Any, where: str) -> nn.Linear | nn.Conv
         if reason is not None:
             raise ValueError(f"the classifier of {type(model).__name__} cannot be converted: {reason}")
     raise ValueError(
-        _ambiguous(model, list(_linear(model)), f"{where} gives a {type(found).__name__}; its linear layers:")
+        _ambiguous(model, list(_linear(model)), f"gives a {type(found).__name__} by {where}; its linear layers are")
     )
 
 
@@ -159,7 +161,7 @@ def _ambiguous(model: nn.Module, names: list[str], what: str) -> str:
         listed.append(f"{name or '(the model itself)'} ({features:,} features, {classes:,} outputs)")
     more = f"… {len(names) - SHOWN} more, " if len(names) > SHOWN else ""
     example = next((name for name in reversed(names) if name), "head.fc")
-    return f"model {type(model).__name__} has {what} {more}{', '.join(listed)}. Name one, as in layer={example!r}"
+    return f"model {type(model).__name__} {what}: {more}{', '.join(listed)}. Name one, as in layer={example!r}"
 
 
 def _refused(model: nn.Module) -> str:
