@@ -1,6 +1,15 @@
 import pytest
 
-from hetxl.studies.summary import count_verdicts, heads_table, judge, verdict_table
+from hetxl.report.statistics import paired_test
+from hetxl.studies.summary import (
+    count_verdicts,
+    difference_text,
+    heads_table,
+    judge,
+    mean_text,
+    p_text,
+    verdict_table,
+)
 
 
 def summary(name="data", nll=(-0.1, -0.11, -0.09, -0.1, -0.12), precision=(0.0, 0.01, -0.01, 0.0, 0.0)):
@@ -65,3 +74,12 @@ def test_tables():
     assert "| DET | 2.020 ± 0.007 | 50.00 ± 0.00 % | 2.00 ± 0.00 % | 0.600 ± 0.000 | 1.00 | 10 s |" in heads
     del summaries[0]["heads"]["DET"]["temperature"]
     assert "| – | 10 s |" in heads_table(summaries[0])
+
+
+def test_numbers_as_text():
+    assert mean_text([1.0, 2.0]) == "1.500 ± 0.500"
+    assert mean_text([-0.012], 1, 100) == "−1.2"
+    assert difference_text(paired_test([1.0], [3.0]), 2) == "−2.00"
+    assert difference_text(paired_test([3.0, 3.0], [1.0, 2.0]), 1, 100) == "+150.0 ± 50.0"
+    assert p_text(paired_test([1.0], [3.0])) == "–"
+    assert p_text(paired_test([1.0, 2.0, 3.1], [1.0, 1.0, 1.0])) == "0.231"

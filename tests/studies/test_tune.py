@@ -7,7 +7,8 @@ from hetxl.training.train import open_data
 
 def test_the_search_goes_on_beyond_an_end_and_keeps_the_best(tmp_path, monkeypatch):
     # So few steps that a larger learning rate is always better: the search must leave its first three values.
-    options = {"steps": 3, "batch_size": 64, "learning_rate": 1e-4, "evaluation_examples": 100, "evaluate_every": 3}
+    options = {"steps": 3, "batch_size": 64, "evaluation_examples": 100, "evaluate_every": 3}
+    options |= {"learning_rate": 1e-4, "weight_decay": 0.01}
     config = Setting("tiny", "synthetic:rows=400,classes=8,features=6", options=options).config()
     dataset = open_data(config)
     monkeypatch.setattr(tune, "WEIGHT_DECAYS", (0.01, 0.1))

@@ -51,6 +51,18 @@ def test_features(name, spec, features):
     assert backbone.eval()(inputs_for(spec)).shape == (2, features)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_normalised_features_have_the_length_of_as_many_unit_ones(frozen):
+    backbone = build("mlp", FEATURES, features=9, width=8, normalize_features=True, frozen=frozen)
+    inputs = inputs_for(FEATURES, 5)
+    found = backbone(inputs)
+    torch.testing.assert_close(found.norm(dim=-1), torch.full((5,), 3.0))
+    plain = backbone.body(inputs)
+    torch.testing.assert_close(found * plain.norm(dim=-1, keepdim=True) / 3, plain)
+    assert found.requires_grad != frozen
+    assert build("none", FEATURES, normalize_features=True)(torch.zeros(1, 6)).eq(0).all()  # nothing to divide by
+
+
 def test_auto_goes_by_the_input():
     assert isinstance(build("auto", FEATURES).body, nn.Identity)
     assert isinstance(build("auto", TOKENS).body[1], Mlp)
@@ -59,7 +71,7 @@ def test_auto_goes_by_the_input():
 
 def test_grey_pictures_are_read_place_by_place():
     grey, colour = (build("cnn", spec, width=8, depth=1).body for spec in (GREY, PICTURES))
-    assert (grey.last.in_features, colour.last.in_features) == (64 * 16, 64)
+    assert (grey.last.in_features, colour.last.in_features) == (32 * 16, 64)
     assert (grey.body[0].in_channels, colour.body[0].in_channels) == (1, 3)
 
 

@@ -116,6 +116,12 @@ def test_what_is_no_table_of_options():
         ({"label_noise_rate": 0.2}, "label_noise_rate is 0.2 and label_noise none; choose symmetric, "),
         ({"label_noise": "confusable", "label_noise_rate": 1.5}, "label_noise_rate must be in [0, 1], found 1.5"),
         ({"label_noise": "confusable", "label_noise_rate": -0.1}, "label_noise_rate must be in [0, 1], found -0.1"),
+        ({"noise_learning_rate": -1}, "noise_learning_rate must be at least 0, found -1.0"),
+        ({"noise_weight_decay": -0.1}, "noise_weight_decay must be at least 0, found -0.1"),
+        ({"temperature_hold": 1.5}, "temperature_hold must be in [0, 1], found 1.5"),
+        ({"temperature_hold": -0.5}, "temperature_hold must be in [0, 1], found -0.5"),
+        ({"temperature_prior": -1.0}, "temperature_prior must be at least 0, found -1.0"),
+        ({"normalize_features": 1}, "normalize_features must be true or false, found 1"),
     ],
 )
 def test_types_and_ranges(options, message):

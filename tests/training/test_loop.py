@@ -20,6 +20,7 @@ from hetxl.training.log import Log, read_log
 from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model
 from hetxl.training.progress import Narrator
+from hetxl.training.schedule import learning_rate_at
 
 TIMES = ("seconds", "examples_per_second", "train_seconds", "evaluate_seconds", "predict_seconds_per_1000")
 DATA = load_synthetic(rows=600, classes=6, features=4)
@@ -104,6 +105,49 @@ def test_clipping_limits_the_gradient(tmp_path):
     made.train(None, lambda: {"nll": 1.0})
     norm = torch.cat([parameter.grad.flatten() for parameter in made.trained]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+
+
+def temperatures(tmp_path, **options) -> list[float]:
+    """τ after every step of a training that moves it."""
+    usual = {"temperature": "learned", "temperature_learning_rate": 1.0, "learning_rate": 0.05, "warmup": 0}
+    made = trainer(tmp_path, **(usual | options))
+    losses(tmp_path, made)
+    return [line["temperature"] for line in read_log(tmp_path / "log.jsonl") if line["kind"] == "step"]
+
+
+def test_a_temperature_is_held_for_its_share_of_the_steps(tmp_path):
+    found = temperatures(tmp_path / "held", steps=8, temperature_hold=0.5)
+    assert found[:4] == [pytest.approx(1.0)] * 4
+    assert found[4] != pytest.approx(1.0, abs=1e-3)
+    # The first step after it is Adam's first: as long as the learning rate, in the parameter of τ.
+    slope = (found[4] - 0.05) * (5 - found[4]) / 4.95
+    assert abs(found[4] - 1) == pytest.approx(rate_of_step(4, 8) * slope, rel=0.05)
+    assert temperatures(tmp_path / "free", steps=2)[0] != pytest.approx(1.0, abs=1e-3)
+
+
+def rate_of_step(step, steps):
+    return learning_rate_at(step, steps, TrainConfig(learning_rate=0.05, warmup=0))
+
+
+def test_a_temperature_that_is_held_is_a_fixed_one(tmp_path):
+    usual = {"learning_rate": 0.05, "clip": 0.1}
+    held = trainer(tmp_path, temperature="learned", temperature_hold=1.0, **usual)
+    fixed = trainer(tmp_path, temperature="1.0", **usual)
+    for made in (held, fixed):
+        made.train(None, lambda: {"nll": 1.0})
+    other = held.model.state_dict()
+    for name, value in fixed.model.state_dict().items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_prior_draws_the_temperature_to_one_and_leaves_the_loss_alone(tmp_path, precision):
+    usual = {"steps": 60, "temperature_init": 2.0, "precision": precision, "clip": 0.0}
+    free = temperatures(tmp_path / "free", **usual)
+    drawn = temperatures(tmp_path / "drawn", temperature_prior=100.0, **usual)
+    assert abs(drawn[-1] - 1) < 0.1 < abs(free[-1] - 1)
+    first = [read_log(tmp_path / name / "log.jsonl")[0]["loss"] for name in ("free", "drawn")]
+    assert first[0] == first[1]
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

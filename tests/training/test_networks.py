@@ -76,6 +76,8 @@ def test_stages_double_the_channels_and_halve_the_size():
     assert module.body(torch.randn(1, 3, 32, 32)).shape == (1, 64, 4, 4)
     assert Cnn(8, 1, 5, 32, channels=1).body(torch.randn(1, 1, 32, 32)).shape == (1, 64, 4, 4)
     assert Cnn(8, 1, 5, 128).body(torch.randn(1, 3, 128, 128)).shape == (1, 64, 4, 4)
+    assert Cnn(8, 1, 5, 32, stages=3).body(torch.randn(1, 3, 32, 32)).shape == (1, 32, 4, 4)
+    assert Cnn(8, 1, 5, 128, stages=3).body(torch.randn(1, 3, 128, 128)).shape == (1, 32, 8, 8)
 
 
 @pytest.mark.parametrize(("size", "places", "grid"), [(32, 1, 1), (32, 4, 4), (32, 8, 4), (64, 4, 4), (50, 3, 3)])
@@ -95,7 +97,9 @@ def test_only_a_grid_knows_where_things_are():
 
 def test_sizes_that_halving_rounds():
     for size in (8, 9, 31, 33, 95, 96, 97, 131):
-        assert Cnn(8, 1, 5, size, channels=1, places=2)(torch.randn(1, 1, size, size)).shape == (1, 5)
+        for stages in (3, 4):
+            module = Cnn(8, 1, 5, size, channels=1, places=2, stages=stages)
+            assert module(torch.randn(1, 1, size, size)).shape == (1, 5)
 
 
 def test_a_width_that_groups_do_not_divide():

@@ -71,6 +71,30 @@ def test_no_decay_for_temperature_biases_and_norms():
     assert sorted(grouped) == sorted(name for name, _ in model.named_parameters())
 
 
+@pytest.mark.parametrize(
+    ("options", "decay", "scale"),
+    [
+        ({"noise_learning_rate": 0.1}, 0.3, 0.1),
+        ({"noise_weight_decay": 0.0}, 0.0, 1.0),
+        ({"noise_learning_rate": 3.0, "noise_weight_decay": 0.05}, 0.05, 3.0),
+    ],
+)
+def test_the_covariance_may_have_a_recipe_of_its_own(options, decay, scale):
+    config = small(weight_decay=0.3, **options)
+    model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
+    groups = {group["name"]: group for group in parameter_groups(model, config)}
+    assert set(groups) == {"decayed", "plain", "noise decayed", "noise plain"}
+    noise = [name for name, _ in model.named_parameters() if name.startswith("head.covariance.")]
+    assert sorted(groups["noise decayed"]["names"] + groups["noise plain"]["names"]) == sorted(noise)
+    assert all(name.endswith(".bias") for name in groups["noise plain"]["names"])
+    assert (groups["noise decayed"]["weight_decay"], groups["noise plain"]["weight_decay"]) == (decay, 0)
+    assert groups["noise decayed"]["scale"] == groups["noise plain"]["scale"] == scale
+    assert (groups["decayed"]["weight_decay"], groups["decayed"]["scale"]) == (0.3, 1)
+    # A head without noise has nothing to put there.
+    det = build_model(small(head="det", **options), InputSpec("features", (4,)), 8, "softmax")
+    assert [group["name"] for group in parameter_groups(det, config)] == ["decayed", "plain"]
+
+
 def test_only_the_heads_temperature_is_one():
     model = nn.ModuleDict({"backbone": nn.ModuleDict({"temperature": nn.Linear(2, 2)}), "head": nn.Linear(2, 2)})
     assert [group["name"] for group in parameter_groups(model, small())] == ["decayed", "plain"]

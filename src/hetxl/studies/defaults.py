@@ -19,6 +19,7 @@ from hetxl.evaluation.ensemble import Ensemble
 from hetxl.evaluation.evaluate import evaluate
 from hetxl.evaluation.metrics import summarise
 from hetxl.functional._checks import one_of
+from hetxl.studies.runs import METRICS, by_label, results_in
 from hetxl.studies.settings import QUICK, SETTINGS, Setting
 from hetxl.studies.tune import tune_det
 from hetxl.training.compare import SCALED, VARIANTS, compare
@@ -31,7 +32,8 @@ from hetxl.training.train import open_data, train
 
 LONGER = "DET, as much time as HET-XL"
 ENSEMBLE = "DET ensemble"
-METRICS = ("nll", "precision@1", "precision@5", "calibration_error", "brier")
+LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values()))
+"""In the order of the summary; the ensemble comes last."""
 
 
 def study(
@@ -41,6 +43,7 @@ def study(
     heads: Sequence[str] = tuple(VARIANTS),
     out: Path = Path("runs/study-defaults"),
     quick: bool = False,
+    equal_time: bool = True,
     narrator: Narrator | None = None,
 ) -> list[Path]:
     """Run the study in some settings; whatever is finished is kept.
@@ -51,6 +54,7 @@ def study(
         heads: names of `hetxl.training.compare.VARIANTS`.
         out: directory, one below it for each setting.
         quick: the small settings of `QUICK` instead.
+        equal_time: also train DET for as much time as HET-XL takes.
         narrator: tells how far it is.
 
     Returns:
@@ -67,12 +71,17 @@ def study(
     found = []
     for number, name in enumerate(wanted):
         narrator.say(f"[{number + 1}/{len(wanted)}] {name}")
-        found.append(run_setting(known[name], seeds, heads, out / name, narrator))
+        found.append(run_setting(known[name], seeds, heads, out / name, narrator, equal_time))
     return found
 
 
 def run_setting(
-    setting: Setting, seeds: Sequence[int], heads: Sequence[str], directory: Path, narrator: Narrator
+    setting: Setting,
+    seeds: Sequence[int],
+    heads: Sequence[str],
+    directory: Path,
+    narrator: Narrator,
+    equal_time: bool = True,
 ) -> Path:
     """Tune, train, and sum up one setting: its summary.json."""
     config = setting.config()
@@ -86,7 +95,7 @@ def run_setting(
         out=str(directory / "compare"),
     )
     compared = compare(config, heads=tuple(heads), seeds=tuple(seeds), narrator=narrator)
-    results = _results(compared / "runs")
+    results = results_in(compared / "runs")
     summary: dict[str, Any] = {
         "setting": setting.name,
         "data": setting.data,
@@ -100,22 +109,15 @@ def run_setting(
         "steps": next(iter(results.values()))["steps"],
         "seeds": list(seeds),
     }
-    if {"det", "het-xl"} <= set(heads):
+    if equal_time and {"det", "het-xl"} <= set(heads):
         _train_longer(config, results, seeds, directory / "longer", dataset, description, narrator)
-        results |= _results(directory / "longer")
-    summary["heads"] = _by_head(results)
+        results |= results_in(directory / "longer")
+    summary["heads"] = by_label(results, LABELS)
     if "det" in heads and len(seeds) > 1:
         summary["heads"][ENSEMBLE] = _ensemble(compared, seeds, directory, dataset, narrator)
     path = directory / "summary.json"
     write_json(path, summary)
     return path
-
-
-def _results(directory: Path) -> dict[str, dict[str, Any]]:
-    return {
-        path.parent.name: read_json(path)
-        for path in sorted(directory.glob("*/result.json"), key=lambda path: str(path))
-    }
 
 
 def _train_longer(
@@ -172,22 +174,3 @@ def _ensemble(
     write_json(path, values)
     narrator.say(f"{ENSEMBLE} of {len(seeds)}: test NLL {metrics['nll']:.3f}")
     return values
-
-
-def _by_head(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The metrics of every label, seed by seed."""
-    order = ["DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values())]
-    found: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(order):
-        runs = sorted((run for run in results.values() if run["label"] == label), key=lambda run: run["seed"])
-        if not runs:
-            continue
-        values: dict[str, Any] = {name: [run["metrics"]["test"][name] for run in runs] for name in METRICS}
-        values["validation_nll"] = [run["metrics"]["validation"]["nll"] for run in runs]
-        values["train_seconds"] = [run["train_seconds"] for run in runs]
-        values["steps"] = runs[0]["steps"]
-        values["temperature"] = [run["temperature"] for run in runs]
-        values["parameters"] = runs[0]["parameters"]["total"]
-        values["seeds"] = [run["seed"] for run in runs]
-        found[label] = values
-    return found

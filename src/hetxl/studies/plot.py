@@ -2,9 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hetxl.report.statistics import two_sided_p
+from hetxl.report.statistics import PairedTest, two_sided_p
 from hetxl.studies.summary import Summary, judge
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of matplotlib; where that is missing, an error that says so, worth asking for before a study."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("plots need matplotlib: pip install 'hetxl[plots]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure; the ending of the path says as which kind of picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
 
 
 def t_quantile(freedom: int, level: float = 0.95) -> float:
@@ -16,6 +33,45 @@ def t_quantile(freedom: int, level: float = 0.95) -> float:
     return (low + high) / 2
 
 
+def half_width(test: PairedTest) -> float:
+    """Half the 95 % interval of a difference; 0 for a single pair, of which nothing is known."""
+    return 0.0 if test.error is None else test.error * t_quantile(test.pairs - 1)
+
+
+def plot_groups(groups: Sequence[tuple[str, Sequence[tuple[str, PairedTest]]]], path: Path, axis: str) -> Path:
+    """Differences as dots with their 95 % intervals, one row each, in groups with a title.
+
+    Args:
+        groups: a title and its rows: labels and differences, from the top down.
+        path: of the picture; its ending says which kind.
+        axis: what the differences are.
+    """
+    figure = new_figure(8.0, 0.9 + 0.22 * sum(1 + len(rows) for _, rows in groups))
+    axes = figure.add_subplot()
+    axes.axvline(0, color="0.4", linewidth=1)
+    labels: list[str] = []
+    titles: list[int] = []
+    for number, (title, rows) in enumerate(groups):
+        titles.append(len(labels))
+        labels.append(title)
+        axes.errorbar(
+            [test.difference for _, test in rows],
+            range(len(labels), len(labels) + len(rows)),
+            xerr=[half_width(test) for _, test in rows],
+            fmt="o",
+            markersize=4,
+            capsize=2,
+            color=f"C{number % 10}",
+        )
+        labels += [label for label, _ in rows]
+    axes.set_yticks(range(len(labels)), labels, fontsize="small")
+    for place in titles:
+        axes.get_yticklabels()[place].set_fontweight("bold")
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlabel(axis, fontsize="small")
+    return save_figure(figure, path)
+
+
 def plot_differences(summaries: Sequence[Summary], path: Path, heads: Sequence[str] = ("HET-XL",)) -> Path:
     """Test NLL of heads less that of DET, one row for each setting, written as a picture.
 
@@ -24,11 +80,7 @@ def plot_differences(summaries: Sequence[Summary], path: Path, heads: Sequence[s
         path: of the picture; its ending says which kind.
         heads: labels; those that a setting does not have are left out there.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("plots need matplotlib: pip install 'hetxl[plots]'") from None
-    figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(summaries)), layout="constrained")
+    figure = new_figure(7.5, 0.9 + 0.42 * len(summaries))
     axes = figure.add_subplot()
     axes.axvline(0, color="0.4", linewidth=1)
     for number, head in enumerate(heads):
@@ -39,13 +91,11 @@ def plot_differences(summaries: Sequence[Summary], path: Path, heads: Sequence[s
             test = judge(summary, head).nll
             centres.append(test.difference)
             places.append(row + 0.6 * ((number + 0.5) / len(heads) - 0.5))
-            widths.append(0.0 if test.error is None else test.error * t_quantile(test.pairs - 1))
+            widths.append(half_width(test))
         axes.errorbar(centres, places, xerr=widths, fmt="o", markersize=4, capsize=2, label=head)
     axes.set_yticks(range(len(summaries)), [str(summary["setting"]) for summary in summaries])
     axes.invert_yaxis()
     axes.set_xlabel("test NLL less that of DET, paired over seeds, with 95 % intervals (left of 0 is better)")
     if len(heads) > 1:
         axes.legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return save_figure(figure, path)

@@ -6,6 +6,8 @@ from typing import Any
 from hetxl.training.config import TrainConfig
 from hetxl.training.presets import preset_for
 
+SAMPLES = 4
+"""S in training, the same in all settings: one set of defaults, and what `hetxl train` takes for data of one's own."""
 RATE = 0.3
 """Share of the training labels that are flipped to a near class in the noisy settings."""
 
@@ -39,10 +41,10 @@ def _clean_and_noisy(name: str, data: str, **options: Any) -> list[Setting]:
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
-        *_clean_and_noisy("pycode", "pycode"),
-        *_clean_and_noisy("words", "words"),
-        *_clean_and_noisy("glyphs", "glyphs"),
-        *_clean_and_noisy("wordnet", "wordnet"),
+        *_clean_and_noisy("pycode", "pycode", train_samples=SAMPLES),
+        *_clean_and_noisy("words", "words", train_samples=SAMPLES),
+        *_clean_and_noisy("glyphs", "glyphs", train_samples=SAMPLES),
+        *_clean_and_noisy("wordnet", "wordnet", train_samples=SAMPLES),
     )
 }
 """By name, in the order of the tables."""
@@ -53,6 +55,8 @@ QUICK: dict[str, Setting] = {
         "synthetic",
         "synthetic:rows=4000,classes=30",
         epochs=2.0,
+        batch_size=128,
+        train_samples=16,
         eval_samples=32,
         evaluation_examples=500,
         test_examples=500,

@@ -81,9 +81,9 @@ def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
         if verdict.less_precise:
             word += ", less precise"
         lines.append(
-            f"| {summary['setting']} | {summary['num_classes']:,} | {_mean(heads[BASELINE]['nll'])} | "
-            f"{_mean(heads[head]['nll'])} | {_difference(verdict.nll, 3)} | {_p(verdict.nll)} | "
-            f"{_difference(verdict.precision, 2, 100)} % | {_p(verdict.precision)} | {word} |"
+            f"| {summary['setting']} | {summary['num_classes']:,} | {mean_text(heads[BASELINE]['nll'])} | "
+            f"{mean_text(heads[head]['nll'])} | {difference_text(verdict.nll, 3)} | {p_text(verdict.nll)} | "
+            f"{difference_text(verdict.precision, 2, 100)} % | {p_text(verdict.precision)} | {word} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -97,8 +97,8 @@ def heads_table(summary: Summary) -> str:
     for label, values in summary["heads"].items():
         temperature = f"{mean(values['temperature']).value:.2f}" if "temperature" in values else "–"
         lines.append(
-            f"| {label} | {_mean(values['nll'])} | {_mean(values['precision@1'], 2, 100)} % | "
-            f"{_mean(values['calibration_error'], 2, 100)} % | {_mean(values['brier'])} | {temperature} | "
+            f"| {label} | {mean_text(values['nll'])} | {mean_text(values['precision@1'], 2, 100)} % | "
+            f"{mean_text(values['calibration_error'], 2, 100)} % | {mean_text(values['brier'])} | {temperature} | "
             f"{mean(values['train_seconds']).value:.0f} s |"
         )
     return "\n".join(lines) + "\n"
@@ -115,18 +115,21 @@ def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
     )
 
 
-def _mean(values: Sequence[float], digits: int = 3, factor: float = 1) -> str:
+def mean_text(values: Sequence[float], digits: int = 3, factor: float = 1) -> str:
+    """Mean ± standard error of values, each times a factor."""
     found = mean([factor * value for value in values])
     error = "" if found.error is None else f" ± {found.error:.{digits}f}"
-    return f"{found.value:.{digits}f}{error}"
+    return f"{found.value:.{digits}f}{error}".replace("-", "−")
 
 
-def _difference(test: PairedTest, digits: int, factor: float = 1) -> str:
+def difference_text(test: PairedTest, digits: int, factor: float = 1) -> str:
+    """A difference ± its standard error, with its sign."""
     error = "" if test.error is None else f" ± {factor * test.error:.{digits}f}"
     return f"{factor * test.difference:+.{digits}f}{error}".replace("-", "−")
 
 
-def _p(test: PairedTest) -> str:
+def p_text(test: PairedTest) -> str:
+    """Its p-value."""
     if test.p is None:
         return "–"
     return f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"

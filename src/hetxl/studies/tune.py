@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from hetxl.data.dataset import Dataset
 from hetxl.data.describe import Description
+from hetxl.studies.runs import without_test
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
 from hetxl.training.progress import Narrator
@@ -47,9 +48,7 @@ def tune_det(
         description: of the dataset, shown already.
         narrator: tells how far it is.
     """
-    blind = dataclasses.replace(
-        dataset, splits={name: split for name, split in dataset.splits.items() if name != "test"}
-    )
+    blind = without_test(dataset)
     trials: dict[tuple[float, float], Trial] = {}
 
     def nll(learning_rate: float, weight_decay: float) -> float:

@@ -69,6 +69,7 @@ class TrainConfig:
     depth: int = option(2, "backbone", "Hidden layers of mlp; blocks in each stage of cnn.")
     embedding: int = option(64, "backbone", "Size of a token's embedding.")
     dropout: float = option(0.0, "backbone", "Dropout of mlp.")
+    normalize_features: bool = option(False, "backbone", "Bring every example's features to the length √D.")
     frozen: bool = option(False, "backbone", "Train the head alone; features are computed once.")
     pretrained: bool = option(True, "backbone", "timm and hf: start from published weights.")
 
@@ -77,11 +78,15 @@ class TrainConfig:
     batch_size: int = option(256, "training", "Examples of an optimiser step, over all processes.")
     accumulate: int = option(1, "training", "Parts that a process does its share of a batch in.")
     learning_rate: float = option(1e-3, "training", "Peak learning rate of AdamW.")
+    noise_learning_rate: float = option(1.0, "training", "Learning rate of the covariance, as a multiple.")
     temperature_learning_rate: float = option(0.1, "training", "Learning rate of a learned τ, as a multiple.")
+    temperature_hold: float = option(0.0, "training", "Share of the steps for which a learned τ stays at its start.")
+    temperature_prior: float = option(0.0, "training", "Weight of the penalty (log τ)² on a learned τ.")
     warmup: float = option(0.05, "training", "Steps of linear warm-up; below 1 a share of all steps.")
     warmup_from: float = option(1e-5, "training", "Learning rate that warm-up starts from.")
     schedule: str = option("cosine", "training", "Decay to zero.", ("linear", "cosine", "constant"))
     weight_decay: float = option(0.01, "training", "Decoupled weight decay; none on τ, biases and norms.")
+    noise_weight_decay: float | None = option(None, "training", "Weight decay of the covariance [as weight_decay].")
     beta1: float = option(0.9, "training", "AdamW's first decay rate.")
     beta2: float = option(0.999, "training", "AdamW's second decay rate.")
     clip: float = option(1.0, "training", "Largest norm of the gradient; 0 for no limit.")
@@ -131,8 +136,9 @@ class TrainConfig:
             raise ValueError(
                 f"batch_size must be a multiple of accumulate, found {self.batch_size} and {self.accumulate}"
             )
-        if not 0 <= self.label_noise_rate <= 1:
-            raise ValueError(f"label_noise_rate must be in [0, 1], found {self.label_noise_rate}")
+        for name in ("label_noise_rate", "temperature_hold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], found {getattr(self, name)}")
         if self.label_noise != "none" and not self.label_noise_rate:
             raise ValueError(f"label_noise is {self.label_noise!r} and label_noise_rate 0; give a rate, such as 0.2")
         if self.label_noise == "none" and self.label_noise_rate:
@@ -162,7 +168,8 @@ _AT_LEAST: dict[str, float] = {
     "depth": 1, "embedding": 1, "steps": 1, "epochs": 0, "batch_size": 1, "accumulate": 1, "warmup": 0,
     "warmup_from": 0, "weight_decay": 0, "clip": 0, "patience": 0, "seed": 0, "data_seed": 0, "evaluate_every": 1,
     "evaluation_examples": 0, "test_examples": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1,
-    "temperature_learning_rate": 0, "buckets": 1, "noise_features": 1,
+    "temperature_learning_rate": 0, "buckets": 1, "noise_features": 1, "noise_learning_rate": 0,
+    "noise_weight_decay": 0, "temperature_prior": 0,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from hetxl.training.model import Model
 from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from hetxl.training.temperature import add_prior, forget, hold, is_held
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -166,11 +167,19 @@ class Trainer:
             read += len(fetched.rows)
         if read != self.parts.batch_size // self.world.processes or self.world.processes > 1:
             self._correct_for_missing(read)
-        if config.clip:
+        temperature, held = self.model.head.temperature, is_held(step, self.steps, config)
+        if config.clip or config.temperature_prior:
             self.scaler.unscale_(self.optimizer)
+        if config.temperature_prior:
+            add_prior(temperature, config.temperature_prior)
+        if held:
+            hold(temperature)
+        if config.clip:
             nn.utils.clip_grad_norm_(self.trained, config.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if held:
+            forget(temperature, self.optimizer)
         if self.average is not None:
             self.average.update(self.model, step)
         return total / config.batch_size

@@ -78,7 +78,7 @@ class _Block(nn.Module):
 
 
 class Cnn(nn.Module):
-    """A residual network of four stages, each of twice the channels and half the size of the one before.
+    """A residual network of stages, each of twice the channels and half the size of the one before.
 
     Args:
         width: channels of the first stage, a multiple of 8.
@@ -89,26 +89,30 @@ class Cnn(nn.Module):
         channels: 3, or 1 for grey pictures.
         places: the features are read from a grid of about this many places a side. 1 is the mean over all places, for
             things that may be anywhere; signs are told apart by where their strokes are.
+        stages: how many; small pictures are halved before the first of three, so that they end as small as after four.
     """
 
-    def __init__(self, width: int, depth: int, out_features: int, size: int, channels: int = 3, places: int = 1):
+    def __init__(
+        self, width: int, depth: int, out_features: int, size: int, channels: int = 3, places: int = 1, stages: int = 4
+    ):
         super().__init__()
         if width % 8:
             raise ValueError(f"width of the cnn backbone must be a multiple of 8, found {width}")
         large = size >= 96
-        stem: list[nn.Module] = [nn.Conv2d(channels, width, 7 if large else 3, 2 if large else 1, 3 if large else 1)]
+        kernel, stride = (7, 2) if large else (3, 1) if stages == 4 else (5, 2)
+        stem: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, kernel // 2)]
         if large:
             stem.append(nn.MaxPool2d(3, 2, 1))
         blocks: list[nn.Module] = []
         inside = width
-        for stage in range(4):
+        for stage in range(stages):
             outside = width * 2**stage
             for number in range(depth):
                 blocks.append(_Block(inside, outside, 2 if stage and not number else 1))
                 inside = outside
         self.body = nn.Sequential(*stem, *blocks)
         side = size
-        for _ in range(5 if large else 3):  # every halving rounds up
+        for _ in range((2 if large else stride - 1) + stages - 1):  # every halving rounds up
             side = (side + 1) // 2
         step = max(1, side // places)
         self.pool = nn.AvgPool2d(step)

@@ -16,12 +16,13 @@ PYCODE: dict[str, Any] = {
 
 SYNTHETIC: dict[str, Any] = {
     "epochs": 3.0,
-    "batch_size": 512,
-    "learning_rate": 1e-2,
+    "batch_size": 1024,
+    "learning_rate": 0.1,  # the true weights are large, and there is noise enough in the labels to want large batches
+    "weight_decay": 0.0,  # likewise: it would keep weights and noise small
     "rank": 8,
-    "train_samples": 16,
-    "eval_samples": 256,
-    "evaluation_examples": 2000,
+    "train_samples": 64,  # the true noise is large: with 16 draws the true model itself has a loss higher by 0.3
+    "eval_samples": 512,
+    "evaluation_examples": 1000,
     "test_examples": 5000,
 }
 
@@ -34,7 +35,6 @@ GLYPHS: dict[str, Any] = {
     "width": 16,
     "depth": 1,
     "rank": 10,
-    "train_samples": 8,
     "eval_samples": 64,
     "evaluation_examples": 1000,
     "test_examples": 5000,
@@ -45,7 +45,6 @@ WORDNET: dict[str, Any] = {
     "batch_size": 512,
     "learning_rate": 3e-3,
     "rank": 10,
-    "train_samples": 4,
     "eval_samples": 64,
     "evaluation_examples": 1000,
     "test_examples": 5000,

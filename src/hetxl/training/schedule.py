@@ -12,13 +12,19 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict]:
     """Parameters by what the recipe does with them; weight decay is off for τ, biases and the gains of norms.
 
     Returns:
-        Groups for an optimiser, each with "name", "scale" (its multiple of the learning rate) and "names".
+        Groups for an optimiser, each with "name", "scale" (its multiple of the learning rate) and "names". The
+        covariance has groups of its own where its recipe is one of its own.
     """
     groups: dict[str, dict[str, Any]] = {
         "decayed": {"weight_decay": config.weight_decay, "scale": 1.0},
         "plain": {"weight_decay": 0.0, "scale": 1.0},
         "temperature": {"weight_decay": 0.0, "scale": config.temperature_learning_rate},
     }
+    apart = config.noise_learning_rate != 1 or config.noise_weight_decay is not None
+    if apart:
+        decay = config.weight_decay if config.noise_weight_decay is None else config.noise_weight_decay
+        groups["noise decayed"] = {"weight_decay": decay, "scale": config.noise_learning_rate}
+        groups["noise plain"] = {"weight_decay": 0.0, "scale": config.noise_learning_rate}
     for name, group in groups.items():
         group.update(name=name, params=[], names=[])
     for name, parameter in model.named_parameters():
@@ -28,6 +34,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict]:
         # The head's alone: some backbones have temperatures of their own.
         if name.startswith(("head.temperature.", "temperature.")):
             kind = "temperature"
+        elif apart and name.startswith(("head.covariance.", "covariance.")):
+            kind = f"noise {kind}"
         groups[kind]["params"].append(parameter)
         groups[kind]["names"].append(name)
     return [group for group in groups.values() if group["params"]]
