@@ -220,7 +220,7 @@ def test_converted_models_of_transformers():
         ({"top_k": 0}, ValueError, "top_k must be at least 1"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"order": "both"}, ValueError, "order must be one of"),
-        ({"model": nn.Linear(5, 7)}, ValueError, "exactly one head of hetxl, found none"),
+        ({"model": nn.Linear(5, 7)}, ValueError, "must contain a hetxl head"),
         ({"model": nn.Sequential(small("det"), small("det"))}, ValueError, "found 2 (0, 1)"),
         ({"model": "runs/mine"}, TypeError, "found str"),
     ],

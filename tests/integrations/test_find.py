@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hetxl.integrations.find import find_layer, is_convertible, names_of, replace
+from hetxl import DetHead
+from hetxl.integrations.find import find_head, find_layer, is_convertible, names_of, replace
 
 
 class Branches(nn.Module):
@@ -132,3 +133,16 @@ def test_replacing_reaches_every_name():
     assert model.head is model.get_submodule("also.1") is other
     assert names_of(model, layer) == []
     assert torch.equal(model.also(torch.ones(1, 4)), other(torch.ones(1, 4)))
+
+
+def test_find_head():
+    inner = nn.Sequential(DetHead(2, 2))
+    heads = nn.ModuleDict({"first": DetHead(2, 2), "second": inner})
+    assert find_head(inner) is inner[0]
+    assert find_head(heads, "second.0") is inner[0]
+    with pytest.raises(ValueError, match=r"found 2 \(first, second\.0\)"):
+        find_head(heads)
+    with pytest.raises(ValueError, match=r"found 'third'; it has \['first', 'second\.0'\]"):
+        find_head(heads, "third")
+    with pytest.raises(ValueError, match="Linear has none"):
+        find_head(nn.Linear(2, 2))

@@ -12,7 +12,7 @@ from torch import nn
 
 import hetxl
 from hetxl import DetHead, HetXLHead
-from hetxl.integrations.lightning import HeadMonitor, HetXLModule, find_head, noise_scale
+from hetxl.integrations.lightning import HeadMonitor, HetXLModule, noise_scale
 from hetxl.integrations.lightning_metrics import draws
 from support.lightning_runs import QUIET, D, K, backbone, examples, loader, logged, trainer, whole
 
@@ -217,19 +217,6 @@ def test_predictions_that_do_not_fit_the_targets(tmp_path):
 def test_a_validation_without_the_head(tmp_path):
     with pytest.warns(UserWarning, match="no validation step used the head"):
         monitored(Plain("nothing"), tmp_path)
-
-
-def test_find_head():
-    inner = nn.Sequential(DetHead(2, 2))
-    heads = nn.ModuleDict({"first": DetHead(2, 2), "second": inner})
-    assert find_head(inner) is inner[0]
-    assert find_head(heads, "second.0") is inner[0]
-    with pytest.raises(ValueError, match=r"must name one of the module's heads, first, second\.0"):
-        find_head(heads)
-    with pytest.raises(ValueError, match=r"found 'third'; it has \['first', 'second\.0'\]"):
-        find_head(heads, "third")
-    with pytest.raises(ValueError, match="Linear has none"):
-        find_head(nn.Linear(2, 2))
 
 
 def test_a_module_without_a_head_is_refused_before_it_trains(tmp_path):

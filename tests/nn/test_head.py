@@ -288,6 +288,17 @@ def test_bad_predictions():
         head.predict(torch.randn(2, 5), method="mcmc")
 
 
+def test_noise_that_a_batch_shares():
+    head = make("het-xl", sampler="iid", residual="diagonal")
+    one, each = head.covariance.draw("iid", 4), head.covariance.draw("iid", 4, (2, 3), dtype=torch.float64)
+    assert (one.shape, each.shape) == ((4, head.covariance.size), (2, 3, 4, head.covariance.size))
+    assert each.dtype == torch.float64
+    features = torch.randn(2, 5, dtype=torch.float64)
+    drawn = head.predict(features, num_samples=4, generator=torch.Generator().manual_seed(3))
+    given = head.covariance.draw("iid", 4, (2,), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert torch.equal(drawn.probs, head.predict(features, noise=given).probs)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", VARIANTS)

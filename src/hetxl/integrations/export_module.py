@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetxl.functional import SAMPLERS, LinearLift, LogitDistribution, Order, draw_normals
+from hetxl.functional import LinearLift, LogitDistribution, Order
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.approximations import approximate_log_probs
 from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS
 from hetxl.integrations.adapt import Adapted
+from hetxl.integrations.find import find_head
 from hetxl.integrations.layer import HeadLayer
 from hetxl.nn import Head
 
@@ -193,7 +194,7 @@ def exportable(
     integer_at_least("seed", seed, 0)
     if order is not None:
         one_of("order", order, ORDERS)
-    head = _only_head(model)
+    head = find_head(model)
     if top_k is not None and integer_at_least("top_k", top_k, 1) > head.num_classes:
         raise ValueError(f"top_k must be at most the number of classes, {head.num_classes}, found {top_k}")
     samples = head.eval_samples if num_samples is None else integer_at_least("num_samples", num_samples, 1)
@@ -203,7 +204,7 @@ def exportable(
     if isinstance(copied, Adapted):
         # The model's own class: it calls its layer and returns what that returns, and knows nothing of heads.
         copied.__class__ = copied.hetxl_base
-    head = _only_head(copied)
+    head = find_head(copied)
     noise = fixed_noise(head, samples, seed) if method == "mc" else None
     fixed = FixedNoiseHead(head, method, noise, order)
     for parent in list(copied.modules()):
@@ -221,21 +222,6 @@ def fixed_noise(head: Head, num_samples: int, seed: int) -> Tensor:
         num_samples: S
         seed: of the draw.
     """
+    # Without what the sampler drew beside it.
     assert head.covariance is not None
-    rank = head.covariance.rank
-    return draw_normals(
-        SAMPLERS[head.sampler] if isinstance(head.sampler, str) else head.sampler,
-        1,
-        num_samples,
-        rank,
-        head.covariance.size - rank,
-        generator=torch.Generator().manual_seed(seed),
-    )[0].clone()  # without what the sampler drew beside it
-
-
-def _only_head(model: nn.Module) -> Head:
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Head)}
-    if len(found) != 1:
-        what = f"{len(found)} ({', '.join(found)})" if found else "none"
-        raise ValueError(f"model must contain exactly one head of hetxl, found {what}; export the part that has one")
-    return next(iter(found.values()))
+    return head.covariance.draw(head.sampler, num_samples, generator=torch.Generator().manual_seed(seed)).clone()

@@ -1,4 +1,4 @@
-"""Which layer of a model classifies: the last linear one, unless there is doubt."""
+"""Which layer of a model classifies: the last linear one, unless there is doubt; and which of its modules is a head."""
 
 from collections.abc import Iterator
 from typing import Any, TypeGuard
@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from hetxl.nn import Head
 from hetxl.nn.classifier import is_plain_linear
 
 SHOWN = 8
@@ -66,6 +67,23 @@ def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Lin
             _ambiguous(model, [other for other, _ in found], "has linear layers inside repeated blocks only")
         )
     return last
+
+
+def find_head(module: nn.Module, name: str | None = None) -> Head:
+    """The head in a module: the only one, or the one of a name."""
+    heads = {path: part for path, part in module.named_modules() if isinstance(part, Head)}
+    if name is not None and name not in heads:
+        raise ValueError(f"head must name a hetxl head of the module, found {name!r}; it has {list(heads) or 'none'}")
+    if not heads:
+        raise ValueError(
+            f"the module must contain a hetxl head, such as hetxl.HetXLHead; {type(module).__name__} has none"
+        )
+    if name is None and len(heads) > 1:
+        raise ValueError(
+            f"the module must contain one hetxl head, found {len(heads)} ({', '.join(heads)}); name one of them, "
+            "or pass the part that has it"
+        )
+    return heads[name] if name is not None else next(iter(heads.values()))
 
 
 def names_of(model: nn.Module, layer: nn.Module) -> list[str]:

@@ -16,12 +16,12 @@ from hetxl.evaluation import RecordsBuilder
 from hetxl.functional import LabelLists
 from hetxl.functional.targets import TargetsLike
 from hetxl.integrations.lightning_metrics import CalibrationError, draws, noise_scale, pl, torchmetrics
-from hetxl.integrations.lightning_monitor import HeadMonitor, find_head
+from hetxl.integrations.lightning_monitor import HeadMonitor
 from hetxl.nn import Head
 from hetxl.training.config import TrainConfig
 from hetxl.training.schedule import build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
 
-__all__ = ["CalibrationError", "HeadMonitor", "HetXLModule", "find_head", "noise_scale"]
+__all__ = ["CalibrationError", "HeadMonitor", "HetXLModule", "noise_scale"]
 
 _MEANS = ("nll", "precision@1", "precision@5")
 

@@ -5,30 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetxl.functional import IGNORE_INDEX, check_targets
 from hetxl.functional._checks import integer_at_least
 from hetxl.functional.targets import TargetsLike
+from hetxl.integrations.find import find_head
 from hetxl.integrations.lightning_metrics import CalibrationError, draws, noise_scale, pl
 from hetxl.nn import Head, Prediction
 
 TARGETS = ("labels", "label", "targets", "target")
 """Where a batch that is a dict may have its targets."""
-
-
-def find_head(module: nn.Module, name: str | None = None) -> Head:
-    """The head in a module: the only one, or the one of a name."""
-    heads = {path: part for path, part in module.named_modules() if isinstance(part, Head)}
-    if name is not None and name not in heads:
-        raise ValueError(f"head must name a hetxl head of the module, found {name!r}; it has {list(heads) or 'none'}")
-    if not heads:
-        raise ValueError(
-            f"the module must contain a hetxl head, such as hetxl.HetXLHead; {type(module).__name__} has none"
-        )
-    if name is None and len(heads) > 1:
-        raise ValueError(f"head must name one of the module's heads, {', '.join(heads)}")
-    return heads[name] if name is not None else next(iter(heads.values()))
 
 
 class HeadMonitor(pl.Callback):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl.functional import SAMPLERS, draw_normals
 from hetxl.nn import Head
 
 BLOCK = 4096
@@ -147,16 +146,8 @@ class RowTrainer:
         head = self.network.head
         if head.covariance is None:
             return None
-        return draw_normals(
-            SAMPLERS[head.sampler] if isinstance(head.sampler, str) else head.sampler,
-            1,
-            samples,
-            head.covariance.rank,
-            head.covariance.size - head.covariance.rank,
-            generator=torch.Generator().manual_seed(seed),
-            device=self.network.mean.device,
-            dtype=self.network.mean.dtype,
-        )[0]
+        generator, like = torch.Generator().manual_seed(seed), self.network.mean
+        return head.covariance.draw(head.sampler, samples, generator=generator, device=like.device, dtype=like.dtype)
 
     def _new_seed(self) -> int:
         return int(self.rng.integers(2**63))

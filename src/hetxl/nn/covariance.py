@@ -18,11 +18,13 @@ The authors' own start is `init=1`. A small one lets the classifier find its mea
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from hetxl.functional import SAMPLERS, Sampler, draw_normals
 from hetxl.functional._checks import integer_at_least, one_of, positive_float
 from hetxl.functional.noise import RESIDUALS, GaussianNoise, Residual, residual_scale
 
@@ -84,6 +86,34 @@ class Covariance(nn.Module, ABC):
         if self.residual is None or self.residual_kind is None:
             return GaussianNoise(*self._factors(features))
         return GaussianNoise(*self._factors(features), residual_scale(self.residual(features)), self.residual_kind)
+
+    def draw(
+        self,
+        sampler: str | Sampler,
+        num_samples: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Standard normals, [*batch_shape, S, Q] as `noise=` of a head takes them.
+
+        Args:
+            sampler: a name of `hetxl.functional.SAMPLERS`, or a function like those.
+            num_samples: S
+            batch_shape: of the examples, each with draws of its own; () for [S, Q], which a batch shares.
+            generator: where the draws come from; torch's default generator without.
+            device: of the result.
+            dtype: of the result.
+        """
+        sampler = SAMPLERS[sampler] if isinstance(sampler, str) else sampler
+        residual = self.size - self.rank
+        examples = math.prod(batch_shape)
+        z = draw_normals(
+            sampler, examples, num_samples, self.rank, residual, generator=generator, device=device, dtype=dtype
+        )
+        return z.reshape(*batch_shape, num_samples, self.size)
 
     @abstractmethod
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -19,7 +19,6 @@ from hetxl.functional import (
     Sampler,
     Weights,
     check_targets,
-    draw_normals,
     mc_log_probs,
     mc_nll,
     mc_predict,
@@ -323,10 +322,10 @@ class Head(nn.Module, ABC):
         distribution = self._distribution(features)
         if distribution.noise is None:
             return distribution, None
-        z = self._draw(features, distribution.noise, samples, generator) if noise is None else noise
+        z = self._draw(features, samples, generator) if noise is None else noise
         return distribution, z.to(features.dtype)
 
-    def _draw(self, features: Tensor, noise: GaussianNoise, samples: int, generator: torch.Generator | None) -> Tensor:
+    def _draw(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
         """Standard normals [..., S, Q], in at least float32."""
         if generator is not None and torch._C._current_graph_task_id() != -1:
             # A forward pass inside a backward pass: activation checkpointing, which restores torch's default generator
@@ -335,18 +334,10 @@ class Head(nn.Module, ABC):
                 "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
                 "Leave generator out, or pass the normals themselves as noise="
             )
-        batch_shape = features.shape[:-1]
-        z = draw_normals(
-            SAMPLERS[self.sampler] if isinstance(self.sampler, str) else self.sampler,
-            batch_shape.numel(),
-            samples,
-            noise.rank,
-            noise.num_residual,
-            generator=generator,
-            device=features.device,
-            dtype=torch.float64 if features.dtype == torch.float64 else torch.float32,
-        )
-        return z.reshape(*batch_shape, samples, noise.size)
+        dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
+        options = {"generator": generator, "device": features.device, "dtype": dtype}
+        assert self.covariance is not None
+        return self.covariance.draw(self.sampler, samples, features.shape[:-1], **options)
 
     def _check_features(self, features: Tensor) -> None:
         if not isinstance(features, Tensor) or not features.is_floating_point():
