@@ -105,3 +105,12 @@ def test_sizes_that_halving_rounds():
 def test_a_width_that_groups_do_not_divide():
     with pytest.raises(ValueError, match="width of the cnn backbone must be a multiple of 8, found 12"):
         Cnn(12, 1, 5, 32)
+
+
+def test_centred_features_have_no_mean_over_a_batch():
+    module, pictures = Cnn(8, 1, 5, 32, channels=1, centred=True), 10 + torch.randn(6, 1, 32, 32)
+    found = module(pictures)
+    torch.testing.assert_close(found.mean(0), torch.zeros(5), rtol=0, atol=1e-5)
+    assert Cnn(8, 1, 5, 32, channels=1)(pictures).mean(0).abs().max() > 0.1
+    module.eval()
+    torch.testing.assert_close(module(pictures)[:1], module(pictures[:1]), rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ averages softmax or sigmoid over samples; `distribution` holds the first two tog
 
 from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import Affine, LogitDistribution, Order, choose_order, correlation
-from hetxl.functional.engine import Plan, Summary, mc_log_probs, mc_nll, mc_predict, plan
+from hetxl.functional.engine import Plan, Summary, mc_log_normalisers, mc_log_probs, mc_nll, mc_predict, plan
 from hetxl.functional.hashing import hash_classes
 from hetxl.functional.lifts import HashLift, IdentityLift, Lift, LinearLift
 from hetxl.functional.links import (
@@ -52,6 +52,7 @@ __all__ = [
     "hash_classes",
     "iid",
     "log_mean_exp",
+    "mc_log_normalisers",
     "mc_log_probs",
     "mc_nll",
     "mc_predict",

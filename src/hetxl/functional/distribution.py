@@ -20,7 +20,7 @@ def accumulate(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Affine:
     """A linear classifier as plain tensors: features [..., D] → logits [..., K].
 

@@ -36,7 +36,7 @@ def gather_classes(values: Tensor, classes: Tensor) -> Tensor:
     return values.expand(*index.shape[:-1], values.shape[-1]).gather(-1, index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IdentityLift:
     """HET: the noise lives on the logits (Eq. heteroscedastic_probs)."""
 
@@ -49,7 +49,7 @@ class IdentityLift:
         return gather_classes(noise, classes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HashLift:
     """HET-H: class k reads the noise of its bucket h(k); Hᵀε by indexing, never as a matrix (Eq. het_hashing).
 
@@ -68,7 +68,7 @@ class HashLift:
         return gather_classes(noise, self.buckets[classes])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearLift:
     """HET-XL: the noise passes through W (Eq. het-xs) or a projection W′ of its own (Eq. het_xl_ind_d).
 

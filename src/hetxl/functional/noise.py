@@ -30,7 +30,7 @@ def residual_scale(raw: Tensor) -> Tensor:
     return F.softplus(raw) + MIN_SCALE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianNoise:
     """A zero-mean Gaussian over [..., N], one for every example.
 

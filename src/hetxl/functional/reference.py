@@ -57,6 +57,33 @@ def mc_log_probs(
     return log_p - log_not_p
 
 
+def mc_log_normalisers(
+    distribution: LogitDistribution,
+    z: Tensor | None,
+    *,
+    temperature: Tensor | float,
+    left_out: Tensor | None = None,
+    order: Order = "samples",
+) -> Tensor:
+    """log Σ_k exp(u_k / τ) over the classes, for every sample.
+
+    Args:
+        distribution: over the logits, [..., K].
+        z: [..., S, Q] or [S, Q] standard normals; None without noise.
+        temperature: τ
+        left_out: [...], a class of each example that does not count, or −1; None for all classes.
+        order: what is lifted, see `LogitDistribution.sample`.
+
+    Returns:
+        [..., S]
+    """
+    logits = distribution.sample(z, order) / temperature  # [..., S, K]
+    if left_out is not None:
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        logits = logits.masked_fill((classes == left_out.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
+    return logits.logsumexp(-1)
+
+
 def mc_nll(
     distribution: LogitDistribution,
     z: Tensor | None,

@@ -19,9 +19,6 @@ from hetxl.functional import (
     Sampler,
     Weights,
     check_targets,
-    mc_log_probs,
-    mc_nll,
-    mc_predict,
 )
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.distribution import ORDERS
@@ -29,8 +26,9 @@ from hetxl.functional.engine.predict import METHODS, TOLERANCE
 from hetxl.functional.links import LINKS, Link
 from hetxl.functional.targets import TargetsLike
 from hetxl.functional.weighting import REDUCTIONS
-from hetxl.nn.classifier import GetLogits, as_classifier, factory_options, is_plain_linear
+from hetxl.nn.classifier import Averages, Classifier, GetLogits, Plain, as_classifier, factory_options, is_plain_linear
 from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
+from hetxl.nn.noisy import NoisyFeatures
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.temperature import LearnedTemperature, as_temperature
 
@@ -63,8 +61,9 @@ class Head(nn.Module, ABC):
         memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 448 MiB.
         bias: whether a new classifier has one.
         bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
-        classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; any
-            other module or function is taken as an opaque `get_logits`, [*, D] → [*, K].
+        classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; one
+            of `hetxl.classifiers` answers for millions of classes or on several devices; any other module or function
+            is taken as an opaque `get_logits`, [*, D] → [*, K].
         device: of new parameters; an existing classifier's by default.
         dtype: likewise.
     """
@@ -115,6 +114,11 @@ class Head(nn.Module, ABC):
         self.temperature = as_temperature(temperature)
         check_covariance(covariance, rank, residual)
         noise_features = self._noise_features()
+        if isinstance(made, Classifier) and not made.complete and self._lifts_beside():
+            raise ValueError(
+                f"classifier {type(made).__name__} never looks at all classes at once, so noise must go through it: "
+                "use DetHead, or HetXLHead without noise_features"
+            )
         self.covariance: Covariance | None = None
         if noise_features is not None:
             self.covariance = build_covariance(
@@ -171,14 +175,14 @@ class Head(nn.Module, ABC):
         self._check_features(features)
         one_of("reduction", reduction, REDUCTIONS)
         samples = self.train_samples if self.training else self.eval_samples
-        distribution, z = self._sampling(features, samples, num_samples, generator, noise, order)
-        options = {"temperature": self.temperature(), "order": order, "memory_budget": self.memory_budget}
+        noisy = self._sampling(features, samples, num_samples, generator, noise, order)
+        answering = self._answering()
         if targets is not None:
             checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link, ignore_index)
             weights = Weights(weight, class_weight, label_smoothing)
             weights.check(features.shape[:-1], self.num_classes, self.link)
-            return mc_nll(distribution, z, checked, link=self.link, reduction=reduction, weights=weights, **options)
-        log_probs = mc_log_probs(distribution, z, link=self.link, **options)
+            return answering.nll(noisy, checked, reduction, weights)
+        log_probs = answering.log_probs(noisy)
         # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
         return log_probs if _under_autocast(features) else log_probs.to(features.dtype)
 
@@ -245,22 +249,9 @@ class Head(nn.Module, ABC):
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
         if self.covariance is None:
             method = "deterministic"
-        if method == "mc":
-            logits, z = self._sampling(features, self.eval_samples, num_samples, generator, noise, order)
-        else:
-            logits, z = self._distribution(features), None
-        temperature = self.temperature()
-        summary = mc_predict(
-            logits,
-            z,
-            temperature=temperature,
-            link=self.link,
-            method=method,
-            top_k=top_k,
-            tolerance=tolerance,
-            order=order,
-            memory_budget=self.memory_budget,
-        )
+        noisy = self._sampling(features, self.eval_samples, num_samples, generator, noise, order, method == "mc")
+        answering = self._answering()
+        summary = answering.predict(noisy, method, top_k, tolerance)
         return Prediction(
             probs=summary.log_probs.exp(),
             log_probs=summary.log_probs,
@@ -268,10 +259,10 @@ class Head(nn.Module, ABC):
             entropy=summary.entropy,
             expected_entropy=summary.expected_entropy,
             left_out=summary.left_out,
-            temperature=temperature,
-            logits=logits,
+            temperature=noisy.temperature,
+            logits=answering.distribution(noisy),
             method=method,
-            num_samples=z.shape[-2] if method == "mc" and z is not None else None,
+            num_samples=None if noisy.z is None else noisy.z.shape[-2],
         )
 
     def logit_distribution(self, features: Tensor) -> LogitDistribution:
@@ -281,26 +272,43 @@ class Head(nn.Module, ABC):
             features: [..., D]
         """
         self._check_features(features)
-        return self._distribution(features)
+        return self._answering().distribution(self._noisy(features, None, None, None))
 
     @abstractmethod
     def _noise_features(self) -> int | None:
         """N, the size of the noise space; None for a head without noise."""
 
     def _lift(self) -> Lift | None:
-        """How noise reaches the logits; None for through the opaque classifier, or without noise."""
+        """How noise reaches the logits beside the classifier; None for through the classifier, or without noise."""
         return None
+
+    def _lifts_beside(self) -> bool:
+        """Whether noise reaches the logits beside the classifier, and not through it."""
+        return False
 
     def _affine(self) -> Affine | None:
         """The classifier as W φ + b; None for an opaque one."""
+        if isinstance(self.classifier, Classifier):
+            return self.classifier.affine()
         if not is_plain_linear(self.classifier):
             return None
         return Affine(self.classifier.weight, self.classifier.bias)
 
-    def _distribution(self, features: Tensor) -> LogitDistribution:
-        classifier = self._affine() or GetLogits(self.classifier, self.num_classes)
+    def _answering(self) -> Averages:
+        """What answers for losses and predictions."""
+        if isinstance(self.classifier, Classifier):
+            return self.classifier
+        return Plain(self._affine() or GetLogits(self.classifier, self.num_classes))
+
+    def _noisy(
+        self, features: Tensor, z: Tensor | None, order: Order | None, generator: torch.Generator | None
+    ) -> NoisyFeatures:
+        if isinstance(self.classifier, Classifier):
+            features = self.classifier.prepare(features)
         noise: GaussianNoise | None = None if self.covariance is None else self.covariance(features)
-        return LogitDistribution(features, classifier, noise, self._lift())
+        return NoisyFeatures(
+            features, noise, z, self._lift(), self.temperature(), self.link, order, self.memory_budget, generator
+        )
 
     def _sampling(
         self,
@@ -310,20 +318,20 @@ class Head(nn.Module, ABC):
         generator: torch.Generator | None,
         noise: Tensor | None,
         order: Order | None,
-    ) -> tuple[LogitDistribution, Tensor | None]:
-        """The distribution and the normals [..., S, Q] for one call; None without noise."""
+        drawn: bool = True,
+    ) -> NoisyFeatures:
+        """The features with their noise and the normals [..., S, Q] for one call; without those unless `drawn`."""
         if order is not None:
             one_of("order", order, ORDERS)
         if num_samples is not None:
             samples = integer_at_least("num_samples", num_samples, 1)
-        if noise is not None:
+        if noise is not None and drawn:
             self._check_noise(noise, features, num_samples)
-            samples = noise.shape[-2]
-        distribution = self._distribution(features)
-        if distribution.noise is None:
-            return distribution, None
-        z = self._draw(features, samples, generator) if noise is None else noise
-        return distribution, z.to(features.dtype)
+        z = None
+        if drawn and self.covariance is not None:
+            z = self._draw(features, samples, generator) if noise is None else noise
+            z = z.to(features.dtype)
+        return self._noisy(features, z, order, generator)
 
     def _draw(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
         """Standard normals [..., S, Q], in at least float32."""
@@ -334,6 +342,8 @@ class Head(nn.Module, ABC):
                 "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
                 "Leave generator out, or pass the normals themselves as noise="
             )
+        if generator is None and isinstance(self.classifier, Classifier):
+            generator = self.classifier.noise_generator()
         dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
         options = {"generator": generator, "device": features.device, "dtype": dtype}
         assert self.covariance is not None
@@ -356,6 +366,8 @@ class Head(nn.Module, ABC):
 
     def _dtype(self) -> torch.dtype | None:
         """The dtype that features must have; None when there is nothing to go by."""
+        if isinstance(self.classifier, Classifier):
+            return self.classifier.dtype
         affine = self._affine()
         if affine is not None:
             return affine.weight.dtype

@@ -58,6 +58,9 @@ class HetHead(Head):
     def _noise_features(self) -> int:
         return self.num_classes
 
+    def _lifts_beside(self) -> bool:
+        return True
+
     def _lift(self) -> Lift:
         return IdentityLift()
 
@@ -107,6 +110,9 @@ class HetHashHead(Head):
     def _noise_features(self) -> int:
         return self.buckets
 
+    def _lifts_beside(self) -> bool:
+        return True
+
     def _lift(self) -> Lift:
         return HashLift(self.hash)
 
@@ -138,7 +144,7 @@ class HetXLHead(Head):
         noise_features: int | None = None,
         **options: Unpack[HeadOptions],
     ):
-        self.noise_features = in_features
+        self.noise_features, self._own_projection = in_features, noise_features is not None
         if noise_features is not None:
             self.noise_features = integer_at_least("noise_features", noise_features, 1)
         super().__init__(in_features, num_classes, **options)
@@ -157,11 +163,11 @@ class HetXLHead(Head):
     def _noise_features(self) -> int:
         return self.noise_features
 
+    def _lifts_beside(self) -> bool:
+        return self._own_projection
+
     def _lift(self) -> Lift | None:
-        if self.projection is not None:
-            return LinearLift(self.projection.weight)
-        affine = self._affine()
-        return None if affine is None else LinearLift(affine.weight)
+        return None if self.projection is None else LinearLift(self.projection.weight)
 
 
 HEADS: dict[str, type[Head]] = {"det": DetHead, "het": HetHead, "het-h": HetHashHead, "het-xl": HetXLHead}

@@ -1,6 +1,7 @@
 """DET's learning rate and weight decay, chosen on the validation split before any other head is trained."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from hetxl.training.progress import Narrator
 from hetxl.training.train import train
 
 LEARNING_RATES = (0.5, 1.0, 2.0)
-"""Multiples of the preset's learning rate; the search goes on beyond an end that is the best."""
+"""Multiples of the preset's learning rate."""
 WEIGHT_DECAYS = (0.01, 0.1, 0.5)
+REACH = 8.0
+"""Both searches go on beyond an end that is the best, in factors of two, up to this multiple of where they began."""
 SEED = 1000
 """Of the tuning runs: none of those that are compared."""
-FURTHEST = 8.0
 
 
 class Trial(NamedTuple):
@@ -52,6 +54,8 @@ def tune_det(
     trials: dict[tuple[float, float], Trial] = {}
 
     def nll(learning_rate: float, weight_decay: float) -> float:
+        if (learning_rate, weight_decay) in trials:
+            return trials[learning_rate, weight_decay].nll
         place = directory / f"lr{learning_rate:g}-wd{weight_decay:g}"
         one = dataclasses.replace(
             config,
@@ -68,15 +72,25 @@ def tune_det(
         return found
 
     decay = config.weight_decay
-    tried = {factor: nll(factor * config.learning_rate, decay) for factor in LEARNING_RATES}
+    rate = _lowest(
+        lambda rate: nll(rate, decay), [factor * config.learning_rate for factor in LEARNING_RATES], beyond_both=True
+    )
+    chosen = _lowest(lambda other: nll(rate, other), sorted({decay, *WEIGHT_DECAYS}), beyond_both=False)
+    return Tuned(rate, chosen, list(trials.values()))
+
+
+def _lowest(cost: Callable[[float], float], values: Sequence[float], beyond_both: bool) -> float:
+    """The value of the least cost; an end that is the best is stepped over, until it no longer is, or `REACH` is met.
+
+    Args:
+        cost: of a value.
+        values: to begin with, from small to large.
+        beyond_both: whether to step over the lower end too.
+    """
+    tried = {value: cost(value) for value in values}
     while True:
         best = min(tried, key=tried.__getitem__)
-        beyond = best * 2 if best == max(tried) else best / 2 if best == min(tried) else best
-        if beyond in tried or not 1 / FURTHEST <= beyond <= FURTHEST:
-            break
-        tried[beyond] = nll(beyond * config.learning_rate, decay)
-    rate = best * config.learning_rate
-    decays = {decay: tried[best]}
-    decays |= {other: nll(rate, other) for other in WEIGHT_DECAYS if other not in decays}
-    chosen = min(decays, key=decays.__getitem__)
-    return Tuned(rate, chosen, list(trials.values()))
+        beyond = best * 2 if best == max(tried) else best / 2 if beyond_both and best == min(tried) else best
+        if beyond in tried or not values[0] / REACH <= beyond <= values[-1] * REACH:
+            return best
+        tried[beyond] = cost(beyond)

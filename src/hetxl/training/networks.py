@@ -1,5 +1,6 @@
 """The networks that need nothing but torch: a multi-layer perceptron for features or tokens, and a small residual
-network for pictures. Both normalise without batch statistics, so that a batch may be cut into any parts."""
+network for pictures. They normalise without batch statistics, so that a batch may be cut into any parts; where pictures
+are all alike, the last layer does not (`Cnn(centred=True)`)."""
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +91,22 @@ class Cnn(nn.Module):
         places: the features are read from a grid of about this many places a side. 1 is the mean over all places, for
             things that may be anywhere; signs are told apart by where their strokes are.
         stages: how many; small pictures are halved before the first of three, so that they end as small as after four.
+        centred: whether the features are normalised over the batch, and not each example by itself. For pictures that
+            are nearly the same on the whole, so that at the start nearly all of their features is common to all: what a
+            class learns from one of its examples then raises its logit for every other, and thousands of classes make
+            no headway for hundreds of steps.
     """
 
     def __init__(
-        self, width: int, depth: int, out_features: int, size: int, channels: int = 3, places: int = 1, stages: int = 4
+        self,
+        width: int,
+        depth: int,
+        out_features: int,
+        size: int,
+        channels: int = 3,
+        places: int = 1,
+        stages: int = 4,
+        centred: bool = False,
     ):
         super().__init__()
         if width % 8:
@@ -117,7 +130,7 @@ class Cnn(nn.Module):
         step = max(1, side // places)
         self.pool = nn.AvgPool2d(step)
         self.last = nn.Linear(inside * (side // step) ** 2, out_features)
-        self.norm = nn.LayerNorm(out_features)
+        self.norm = nn.BatchNorm1d(out_features) if centred else nn.LayerNorm(out_features)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[B, channels, H, W] to [B, D]."""

@@ -29,7 +29,7 @@ SYNTHETIC: dict[str, Any] = {
 WORDS: dict[str, Any] = PYCODE | {"steps": 400}
 
 GLYPHS: dict[str, Any] = {
-    "steps": 1500,
+    "steps": 1000,
     "batch_size": 128,
     "learning_rate": 2e-3,
     "width": 16,

@@ -68,3 +68,13 @@ def test_normals_that_need_a_gradient_get_one():
     z.requires_grad_()
     engine.mc_nll(head.logit_distribution(features), z, targets, temperature=1.0, link="softmax").backward()
     assert z.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_derivatives_of_the_log_normaliser(variant):
+    head, features, z, _ = setting(variant, "softmax")
+    options = {"temperature": head.temperature().detach(), "left_out": torch.tensor([3, -1])}
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(
+            lambda x: engine.mc_log_normalisers(head.logit_distribution(x), z, **options), (features,), fast_mode=True
+        )

@@ -174,3 +174,36 @@ def test_log_probabilities_that_underflow(order):
     found = engine.mc_log_probs(distribution, z, temperature=1.0, link="softmax", order=order)
     assert expected.min() < -500
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+@pytest.mark.parametrize("budget", [*BUDGETS, 30_000])
+@pytest.mark.parametrize("order", ["samples", "factors"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_normalisers(variant, order, budget, left_out):
+    head = head_of(variant)
+    features, z = torch.randn(B, D, dtype=torch.float64), normals(head, B, samples=S)
+    classes = torch.tensor([0, 12, -1, 5, 5, -1, 3]) if left_out else None
+    gradient = lambda output: torch.arange(output.numel()).view(output.shape) - 9.5  # noqa: E731
+
+    def found(function, **options):
+        return lambda distribution, z, link, **more: function(distribution, z, left_out=classes, **more, **options)
+
+    expected = results(found(reference.mc_log_normalisers, order=order), head, features, z, gradient)
+    fused = found(engine.mc_log_normalisers, order=order, memory_budget=budget)
+    assert_same(results(fused, head, features, z, gradient), expected, 1e-10)
+
+
+def test_the_log_normaliser_of_nothing():
+    # The only class is left out: nothing that an exponential sees, and gradients without NaN.
+    head = make("het-xl", D, 1)
+    features = torch.randn(2, D, dtype=torch.float64, requires_grad=True)
+    left_out = torch.tensor([0, -1])
+    distribution, z = head.logit_distribution(features), normals(head, 2, samples=S)
+    found = engine.mc_log_normalisers(distribution, z, temperature=1.0, left_out=left_out)
+    assert (found[0] <= -1e29).all()
+    torch.testing.assert_close(found[1], distribution.sample(z)[1, :, 0])
+    own = torch.zeros(2, S, dtype=torch.float64, requires_grad=True)
+    torch.logaddexp(found, own)[0].sum().backward()
+    assert torch.isfinite(features.grad).all()
+    assert (own.grad[0] == 1).all()

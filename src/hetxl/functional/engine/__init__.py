@@ -12,7 +12,7 @@ from torch import Tensor
 from hetxl.functional import reference
 from hetxl.functional._compile import not_compiled
 from hetxl.functional.distribution import LogitDistribution, Order, choose_order
-from hetxl.functional.engine.autograd import Fused, Job, LogProbsJob, NllJob
+from hetxl.functional.engine.autograd import Fused, Job, LogProbsJob, NllJob, NormaliserJob
 from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
 from hetxl.functional.engine.plan import Plan, plan
 from hetxl.functional.engine.predict import Summary, mc_predict
@@ -21,7 +21,7 @@ from hetxl.functional.links import Link
 from hetxl.functional.targets import Targets
 from hetxl.functional.weighting import UNWEIGHTED, Weights, inverse, reduce_losses, softmax_losses
 
-__all__ = ["Plan", "Summary", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
+__all__ = ["Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
 
 # Both primitives leave a graph that is being compiled, which is taken up again after them: going through blocks is
@@ -128,6 +128,44 @@ def mc_nll(
     )
     out = _run(job)
     return out if job.scalar else out.view(batch_shape)
+
+
+@not_compiled
+def mc_log_normalisers(
+    distribution: LogitDistribution,
+    z: Tensor | None,
+    *,
+    temperature: Tensor | float,
+    left_out: Tensor | None = None,
+    order: Order | None = None,
+    memory_budget: int | None = None,
+) -> Tensor:
+    """log Σ_k exp(u_k / τ) of every sample, with its gradients, block by block: what is left to know of many classes
+    when the label's own logit is computed beside them, or when others compute the rest.
+
+        return logsumexp(distribution.sample(z) / temperature, -1)
+
+    Args:
+        distribution: over the logits, [..., K].
+        z: [..., S, Q] or [S, Q] standard normals; None without noise.
+        temperature: τ
+        left_out: [...], a class of each example that does not count, or −1; None for all classes.
+        order: "samples" or "factors" to force one; the plan chooses without.
+        memory_budget: bytes of working memory, see `plan`.
+
+    Returns:
+        [..., S]
+    """
+    if z is None:
+        distribution = distribution.without_noise()
+    if not fusable(distribution, z):
+        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
+        return reference.mc_log_normalisers(distribution, z, temperature=temperature, left_out=left_out, order=plain)
+    inputs = gather_inputs(distribution, z, temperature)
+    chosen = plan_for(inputs, "softmax", order, memory_budget)
+    flat = None if left_out is None else left_out.flatten()
+    out = _run(NormaliserJob(inputs, chosen, product_precision(inputs), "softmax", left_out=flat))
+    return out.view(*batch_shape_of(distribution, z), out.shape[-1])
 
 
 def _run(job: Job) -> Tensor:

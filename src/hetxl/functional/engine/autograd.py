@@ -165,6 +165,31 @@ class LogProbsJob(Job):
         return torch.stack(reference.mean_sigmoid(logits))
 
 
+@dataclass(frozen=True)
+class NormaliserJob(Job):
+    """log Σ_k exp(u_k) of every sample, [B, S].
+
+    Attributes:
+        left_out: [B], a class of each example that does not count, or −1; None for all classes.
+    """
+
+    left_out: Tensor | None
+
+    def forward(self, evaluation: Evaluation) -> Tensor:
+        """The normalisers."""
+        return evaluation.log_normalisers(self.left_out)
+
+    def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
+        """Go through the blocks again."""
+        evaluation.log_normalisers_backward(output, gradient, self.left_out)
+
+    def plain(self, inputs: Inputs) -> Tensor:
+        """The reference normalisers."""
+        return reference.mc_log_normalisers(
+            inputs.distribution(), inputs.z, temperature=inputs.temperature, left_out=self.left_out
+        )
+
+
 class Fused(torch.autograd.Function):
     """A job as a function of its tensors, in the order of `GRADIENTS`."""
 

@@ -17,6 +17,7 @@ from hetxl.functional.engine.softmax import (
     Mixer,
     Normalisers,
     factors_nll,
+    leave_out,
     log_probs_gradient,
     log_softmax_columns,
     subtract_at_targets,
@@ -149,44 +150,31 @@ class Evaluation:
 
     def _softmax_nll_in_two_passes(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
         """The classes in blocks: a first pass for the normalisers, a second for the gradients."""
-        mixer = self._mixer(self.plan.class_block) if self.plan.order == "factors" else None
         for examples, block in self.blocks():
             labels = ids[examples]
             normalisers = Normalisers(self.like, _length(examples), self.inputs.samples)
             for classes in _slices(self.inputs.num_classes, self.plan.class_block):
-                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
-                    normalisers.add(logits, labels, samples, classes.start)
+                for group, samples, logits, _ in self._by_group(block, examples, classes):
+                    normalisers.of(group).add(logits, labels[group], samples, classes.start)
             normaliser, log_p = normalisers.finished()
             losses[examples] = -log_mean_exp(log_p, dim=-1)
             if not self.backward:
                 continue
             share = log_p.softmax(-1) * weights[examples].unsqueeze(-1)  # [n, S]
             for classes in _slices(self.inputs.num_classes, self.plan.class_block):
-                for samples, logits, mixing in self._sampled(block, mixer, examples, classes):
+                for _, samples, logits, mixing in self._by_group(block, examples, classes):  # one group is all
                     logits.sub_(normaliser[:, None, samples]).exp_()  # p_s, [n, k, s]
-                    if mixer is not None and mixing is not None:
-                        mixer.add(logits, mixing * share[:, samples].unsqueeze(-1))
+                    if mixing is not None:
+                        self._block_mixer.add(logits, mixing * share[:, samples].unsqueeze(-1))
                         continue
                     gradient = logits.mul_(share.unsqueeze(1)).transpose(0, 1)
                     subtract_at_targets(gradient, labels, share, classes.start)
                     block.backward(classes, gradient.div_(self.inputs.temperature))
-                if mixer is not None:
+                if self.plan.order == "factors":
                     at_target = (mixing_of(self.inputs, examples) * share.unsqueeze(-1)).sum(1)  # [n, P]
-                    subtract_at_targets(mixer.gradient(), labels, at_target, classes.start)
-                    block.backward(classes, mixer.gradient())
-
-    def _sampled(
-        self, block: RowBlock, mixer: Mixer | None, examples: slice, classes: slice
-    ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Sampled logits [n, k, s] of some classes in blocks of samples, each with its mixing."""
-        if mixer is None:
-            yield slice(0, self.inputs.samples), block.logits(classes).transpose(0, 1), None
-            return
-        rows = block.lift(classes)
-        mixing = mixing_of(self.inputs, examples)
-        mixer.start(rows)
-        for samples in _slices(self.inputs.samples, self.plan.sample_block):
-            yield samples, mixer.sample(mixing[:, samples]), mixing[:, samples]
+                    gradient = self._block_mixer.gradient()
+                    subtract_at_targets(gradient, labels, at_target, classes.start)
+                    block.backward(classes, gradient)
 
     def softmax_log_probs(self, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """log p̄, [B, K], and if asked for the mean entropy of the samples, [B]."""
@@ -230,21 +218,80 @@ class Evaluation:
 
     def _log_probs_in_two_passes(self, out: Tensor, expected: Tensor) -> None:
         """The classes in blocks: a first pass for the normalisers, a second for the means."""
-        mixer = self._mixer(self.plan.class_block) if self.plan.order == "factors" else None
+        normaliser = self.log_normalisers(None)
+        self.log_probs_given(normaliser, out, expected)
+
+    def log_normalisers(self, left_out: Tensor | None) -> Tensor:
+        """logsumexp of the sampled logits over the classes, [B, S].
+
+        Args:
+            left_out: [B], a class of each example that does not count, or −1; None for all classes.
+        """
+        out = self.like.new_empty(self.inputs.batch, self.inputs.samples)
         for examples, block in self.blocks():
-            nobody = torch.full((_length(examples),), -1, device=self.like.device)
-            normalisers = Normalisers(self.like, _length(examples), self.inputs.samples)
+            count = _length(examples)
+            nobody = torch.full((count,), -1, device=self.like.device)
+            normalisers = Normalisers(self.like, count, self.inputs.samples)
             for classes in _slices(self.inputs.num_classes, self.plan.class_block):
-                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
-                    normalisers.add(logits, nobody, samples, classes.start)
-            normaliser, _ = normalisers.finished()
+                for group, samples, logits, _ in self._by_group(block, examples, classes):
+                    leave_out(logits, left_out, examples, group, classes)
+                    normalisers.of(group).add(logits, nobody[group], samples, classes.start)
+            out[examples] = normalisers.finished()[0]
+        return out
+
+    def log_normalisers_backward(self, normaliser: Tensor, gradient: Tensor, left_out: Tensor | None) -> None:
+        """Gradients from that of the normalisers, both [B, S]: d u_s = gradient_s · softmax(u_s)."""
+        for examples, block in self.blocks():
+            top, share = normaliser[examples].unsqueeze(1), gradient[examples].unsqueeze(1)  # [n, 1, S]
             for classes in _slices(self.inputs.num_classes, self.plan.class_block):
-                mean = MeanLogProbs(self.like, _length(examples), _length(classes))
-                for samples, logits, _ in self._sampled(block, mixer, examples, classes):
-                    logits.sub_(normaliser[:, None, samples])
-                    expected[examples] -= (logits.exp() * logits).sum((1, 2)) / self.inputs.samples
-                    mean.add(logits)
-                out[examples, classes] = mean.finished()
+                rows: Tensor | None = None
+                for group, samples, logits, mixing in self._by_group(block, examples, classes):
+                    leave_out(logits, left_out, examples, group, classes)
+                    logits.sub_(top[group, :, samples]).exp_().mul_(share[group, :, samples])  # [g, k, s]
+                    if mixing is None:
+                        block.backward(classes, logits.transpose(0, 1).div_(self.inputs.temperature))
+                        continue
+                    self._block_mixer.add(logits, mixing)
+                    if samples.stop == self.inputs.samples:
+                        if rows is None:
+                            rows = self.like.new_empty(_length(classes), _length(examples), self.plan.rows)
+                        rows[:, group] = self._block_mixer.gradient()
+                if rows is not None:
+                    block.backward(classes, rows)
+
+    def log_probs_given(self, normaliser: Tensor, out: Tensor, expected: Tensor) -> None:
+        """log mean_s exp(u_s − normaliser_s) into `out` [B, K], and Σ_k of the samples' mean entropies onto
+        `expected` [B]; the normaliser [B, S] may be that of more classes than these."""
+        for examples, block in self.blocks():
+            for classes in _slices(self.inputs.num_classes, self.plan.class_block):
+                means: dict[int, MeanLogProbs] = {}
+                for group, samples, logits, _ in self._by_group(block, examples, classes):
+                    logits.sub_(normaliser[examples][group, None, samples])
+                    expected[examples][group] -= (logits.exp() * logits).sum((1, 2)) / self.inputs.samples
+                    if group.start not in means:
+                        means = {group.start: MeanLogProbs(self.like, _length(group), _length(classes))}
+                    means[group.start].add(logits)
+                    if samples.stop == self.inputs.samples:
+                        out[examples, classes][group] = means[group.start].finished()
+
+    def _by_group(
+        self, block: RowBlock, examples: slice, classes: slice
+    ) -> Iterator[tuple[slice, slice, Tensor, Tensor | None]]:
+        """Sampled logits [g, k, s] of some classes, in groups of the block's examples and blocks of samples, each with
+        its mixing."""
+        if self.plan.order == "samples":
+            everyone, all_samples = slice(0, _length(examples)), slice(0, self.inputs.samples)
+            yield everyone, all_samples, block.logits(classes).transpose(0, 1), None
+            return
+        rows, mixing = block.lift(classes), mixing_of(self.inputs, examples)
+        for _, inside in self._groups(examples):
+            self._block_mixer.start(rows[:, inside])
+            for samples in _slices(self.inputs.samples, self.plan.sample_block):
+                yield inside, samples, self._block_mixer.sample(mixing[inside, samples]), mixing[inside, samples]
+
+    @cached_property
+    def _block_mixer(self) -> Mixer:
+        return self._mixer(self.plan.class_block)
 
     def softmax_log_probs_backward(self, log_probs: Tensor, gradient: Tensor) -> None:
         """Gradients from that of log p̄, both [B, K]; they are added to `gradients`."""

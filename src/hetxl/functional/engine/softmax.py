@@ -20,6 +20,10 @@ VECTOR = 32
 """Columns that a maximum over rows takes at a time: six times faster when their number is a multiple of it."""
 
 
+NEVER = -1e30
+"""A logit that no exponential sees."""
+
+
 def exp_columns(logits: Tensor) -> tuple[Tensor, Tensor]:
     """exp(logits − max) in place of logits [g, k, s], and the maximum and the sum over the classes, two of [g, s]."""
     top = column_max(logits)
@@ -152,6 +156,24 @@ def subtract_at_targets(rows: Tensor, ids: Tensor, values: Tensor, start: int = 
     rows.index_put_(place, torch.where(hit.unsqueeze(-1), -values, 0.0), accumulate=True)
 
 
+def leave_out(logits: Tensor, classes: Tensor | None, examples: slice, group: slice, block: slice) -> None:
+    """Make the logits [g, k, s] of one class of each example so small that it does not count, in place.
+
+    Args:
+        logits: of the examples at `group` within `examples`, for the classes of `block`.
+        classes: [B], or −1; None for nothing to do.
+        examples: a block of the batch.
+        group: of that block.
+        block: of the classes.
+    """
+    if classes is None:
+        return
+    inside = classes[examples][group] - block.start
+    hit = ((inside >= 0) & (inside < logits.shape[1])).nonzero().squeeze(-1)
+    # Not −inf: where it is the only class of a block, the maximum is subtracted from itself.
+    logits[hit, inside[hit]] = NEVER
+
+
 class Normalisers:
     """Running maximum and sum over blocks of classes, giving logsumexp over all of them: [g, S]."""
 
@@ -175,6 +197,12 @@ class Normalisers:
         self.total[:, samples] = old_total * (old_top - new_top).exp() + total * (top - new_top).exp()
         self.top[:, samples] = new_top
         return top
+
+    def of(self, group: slice) -> "Normalisers":
+        """Those of some of the examples; what is added to them is added here."""
+        part = Normalisers.__new__(Normalisers)
+        part.top, part.total, part.target = self.top[group], self.total[group], self.target[group]
+        return part
 
     def finished(self) -> tuple[Tensor, Tensor]:
         """logsumexp over the classes and log p_s[y], two of [g, S]."""
