@@ -37,3 +37,28 @@ def test_a_prediction_without_samples_draws_none():
     head, features = HetXLHead(4, 9, rank=2), torch.randn(3, 4)
     assert noisy_of(head, features, drawn=False).z is None
     assert noisy_of(head, features).z.shape == (3, 6, 3)
+
+
+def test_a_flat_batch_and_some_of_its_examples():
+    features = torch.randn(2, 3, 4, dtype=torch.float64)
+    for covariance in ("efficient", "low_rank"):
+        for residual in ("rank1", "diagonal"):
+            head = HetXLHead(4, 9, rank=2, covariance=covariance, residual=residual, dtype=torch.float64)
+            noisy = noisy_of(head, features)
+            flat, affine = noisy.flat(), Affine(head.classifier.weight, head.classifier.bias)
+            expected = noisy.through(affine).sample(noisy.z).flatten(0, 1)
+            torch.testing.assert_close(flat.through(affine).sample(flat.z), expected)
+            few = flat.of_examples(torch.tensor([5, 0]))
+            torch.testing.assert_close(few.through(affine).sample(few.z), expected[[5, 0]])
+            rows, bias = affine.weight[[8, 1]], affine.bias[[8, 1]]
+            torch.testing.assert_close(few.logits_at(rows, bias), expected[[5, 0], :, [8, 1]])
+            # through two layers in one go, and one after the other
+            first, second = torch.randn(3, 4, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+            at_once = few.through(Affine(second @ first)).sample(few.z)
+            torch.testing.assert_close(few.projected(first).through(Affine(second)).sample(few.z), at_once)
+
+
+def test_normals_shared_by_a_batch():
+    head, features = HetXLHead(4, 9, rank=2), torch.randn(2, 3, 4)
+    flat = head._sampling(features, 6, None, None, torch.randn(5, 3), None).flat()
+    assert flat.z.shape == (6, 5, 3)

@@ -71,6 +71,15 @@ class GaussianNoise:
         """Q, the standard normals that one draw takes."""
         return self.rank + self.num_residual
 
+    def of_examples(self, examples: slice | Tensor) -> "GaussianNoise":
+        """The Gaussians of some examples of a batch with one dimension; shared factors stay shared."""
+        shared = self.factors is not None and self.factors.dim() == 2
+        factors, scale, residual = (
+            None if part is None else part[examples]
+            for part in (None if shared else self.factors, self.scale, self.residual)
+        )
+        return GaussianNoise(self.factors if shared else factors, scale, residual, self.residual_kind)
+
     def draw(self, z: Tensor) -> Tensor:
         """Mix standard normals into noise, without building the basis; equal to `z @ self.basis()`.
 

@@ -1,6 +1,6 @@
 """What a head hands to its classifier: features with their noise, and how to average over it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,55 @@ class NoisyFeatures:
         """The Gaussian over the logits of a linear classifier."""
         lift = self.lift if self.lift is not None or self.noise is None else LinearLift(affine.weight)
         return LogitDistribution(self.features, affine, self.noise, lift)
+
+    def flat(self) -> "NoisyFeatures":
+        """The same with one batch dimension: features [B, D], z [B, S, Q]."""
+        shape = self.features.shape[:-1]
+        if len(shape) == 1 and (self.z is None or self.z.dim() == 3):
+            return self
+
+        def flat(values: Tensor | None, kept: int) -> Tensor | None:
+            """[..., X] or [..., X, Y] to [B, X] or [B, X, Y]."""
+            if values is None:
+                return None
+            return values.expand(*shape, *values.shape[-kept:]).reshape(shape.numel(), *values.shape[-kept:])
+
+        noise = self.noise
+        if noise is not None:
+            shared = noise.factors is not None and noise.factors.dim() == 2
+            factors = noise.factors if shared else flat(noise.factors, 2)
+            noise = GaussianNoise(factors, flat(noise.scale, 1), flat(noise.residual, 1), noise.residual_kind)
+        features = self.features.reshape(-1, self.features.shape[-1])
+        return replace(self, features=features, noise=noise, z=flat(self.z, 2))
+
+    def of_examples(self, examples: slice | Tensor) -> "NoisyFeatures":
+        """Some examples of a flat batch."""
+        noise = None if self.noise is None else self.noise.of_examples(examples)
+        z = None if self.z is None else self.z[examples]
+        return replace(self, features=self.features[examples], noise=noise, z=z)
+
+    def projected(self, weight: Tensor) -> "NoisyFeatures":
+        """A flat batch after a linear map without bias, weight [H, D]: features and noise in H dimensions."""
+        noise = self.noise
+        if noise is not None:
+            noise = GaussianNoise(noise.basis() @ weight.T)
+        return replace(self, features=self.features @ weight.T, noise=noise)
+
+    def logits_at(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Sampled logits [B, S] of one class of each example of a flat batch, before the temperature.
+
+        Args:
+            rows: [B, D], the class's row of W.
+            bias: [B] or None
+        """
+        mean = (self.features * rows).sum(-1) if bias is None else (self.features * rows).sum(-1) + bias
+        if self.noise is None or self.z is None:
+            return mean.unsqueeze(-1)
+        if self.noise.residual_kind == "diagonal":  # its basis is D × D for each example
+            moved = (self.noise.draw(self.z) @ rows.unsqueeze(-1)).squeeze(-1)
+        else:
+            moved = (self.z @ (self.noise.basis() @ rows.unsqueeze(-1))).squeeze(-1)
+        return mean.unsqueeze(-1) + moved
 
     def nll(self, logits: LogitDistribution, targets: Targets, reduction: str, weights: Weights) -> Tensor:
         """Negative log-likelihood of targets over all classes of a distribution: a scalar, or [...]."""

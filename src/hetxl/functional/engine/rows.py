@@ -52,14 +52,11 @@ class _NoiseRows:
 
 def _slice_noise(noise: GaussianNoise, examples: slice, classes: slice | None = None) -> GaussianNoise:
     """The Gaussians of some examples, for HET also of some classes."""
-
-    def part(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        values = values if values is noise.factors and values.dim() == 2 else values[examples]
-        return values if classes is None else values[..., classes]
-
-    return GaussianNoise(part(noise.factors), part(noise.scale), part(noise.residual), noise.residual_kind)
+    few = noise.of_examples(examples)
+    if classes is None:
+        return few
+    parts = (None if part is None else part[..., classes] for part in (few.factors, few.scale, few.residual))
+    return GaussianNoise(*parts, noise.residual_kind)
 
 
 class RowBlock(ABC):

@@ -1,0 +1,10 @@
+"""What can stand behind a head in the place of W φ + b, for as many classes as memory or time do not allow otherwise.
+
+Each is a `hetxl.nn.Classifier`: `HetXLHead(D, K, classifier=SampledClassifier(D, K, negatives=4096))`.
+"""
+
+from hetxl.classifiers.adaptive import AdaptiveClassifier
+from hetxl.classifiers.linear import LinearClassifier
+from hetxl.classifiers.sampled import SampledClassifier
+
+__all__ = ["AdaptiveClassifier", "LinearClassifier", "SampledClassifier"]

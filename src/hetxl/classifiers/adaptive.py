@@ -1,0 +1,158 @@
+"""Adaptive softmax: frequent classes directly, rare ones in clusters that are looked at only where they are needed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.functional import (
+    Affine,
+    LogitDistribution,
+    Summary,
+    Targets,
+    Weights,
+    log_mean_exp,
+    mc_log_normalisers,
+)
+from hetxl.functional.engine.plan import DEFAULT_BUDGET
+from hetxl.functional.weighting import known_ids, reduce_losses
+from hetxl.nn.classifier import Classifier, GetLogits
+from hetxl.nn.noisy import NoisyFeatures
+
+COPIES = 4
+"""Tensors of all sampled logits that a prediction has at a time."""
+
+
+class AdaptiveClassifier(Classifier):
+    """p(k) = p(head's k), or p(cluster) · p(k in the cluster), with torch's adaptive log-softmax as its engine.
+
+    All of its layers are linear, so noise passes through them as it does through W: the loss averages, over the
+    samples, the product of both softmaxes, each of logits divided by τ. It looks at the frequent classes for every
+    example and at a cluster for those examples whose label is in it. Predictions look at all classes.
+
+    Args:
+        in_features: D
+        num_classes: K
+        cutoffs: where the clusters begin, ascending: [1000, 10000] has 1,000 classes in the head and two clusters.
+        counts: [K], how often each class occurs; the most frequent come first. None for ids in that order already.
+        div_value: by which the features of each further cluster are fewer.
+        head_bias: whether the head has a bias.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> AdaptiveClassifier(64, 1000, cutoffs=[100, 300])(torch.randn(8, 64)).shape
+    torch.Size([8, 1000])
+    """
+
+    linear = False
+    complete = False
+    places: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        cutoffs: Sequence[int],
+        *,
+        counts: Tensor | None = None,
+        div_value: float = 4.0,
+        head_bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_features, num_classes)
+        cuts = list(cutoffs)
+        if not cuts or cuts != sorted(set(cuts)) or cuts[0] < 1 or cuts[-1] >= num_classes:
+            raise ValueError(f"cutoffs must rise within 1 to {num_classes - 1}, found {cuts}")
+        if in_features // div_value ** len(cuts) < 1:
+            raise ValueError(
+                f"div_value={div_value:g} leaves the last of {len(cuts)} clusters no features out of {in_features}; "
+                "use a smaller one, or fewer cutoffs"
+            )
+        if counts is not None and counts.shape != (num_classes,):
+            raise ValueError(f"counts must have shape {[num_classes]}, found {list(counts.shape)}")
+        self.engine = nn.AdaptiveLogSoftmaxWithLoss(
+            in_features, num_classes, cuts, div_value, head_bias, device=device, dtype=dtype
+        )
+        places = torch.arange(num_classes)
+        if counts is not None:
+            places[counts.cpu().argsort(descending=True, stable=True)] = torch.arange(num_classes)
+        self.register_buffer("places", places.to(next(self.parameters()).device))
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        self.engine.reset_parameters()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Log-probabilities [..., K] of features [..., D], which are logits like any others."""
+        return self._log_probs_at(features, 1.0)
+
+    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Log-probabilities [..., k] of classes [..., k], through all classes of the clusters."""
+        return self.forward(features).gather(-1, classes)
+
+    def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
+        """An opaque one: its logits are τ log p, so that divided by τ they are the log-probabilities at τ."""
+        temperature = noisy.temperature
+        logits = GetLogits(lambda features: temperature * self._log_probs_at(features, temperature), self.num_classes)
+        return LogitDistribution(noisy.features, logits, noisy.noise, None)
+
+    def _log_probs_at(self, features: Tensor, temperature: Tensor | float) -> Tensor:
+        """log p(k) [..., K] with all logits divided by τ."""
+        engine, first = self.engine, self.engine.cutoffs[0]
+        head = (engine.head(features) / temperature).log_softmax(-1)
+        parts = [head[..., :first]]
+        for number, tail in enumerate(engine.tail):
+            inside = (tail(features) / temperature).log_softmax(-1)
+            parts.append(inside + head[..., first + number, None])
+        return torch.cat(parts, -1).index_select(-1, self.places)
+
+    def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """−log mean_s p_s(y), without a tensor of all classes."""
+        if noisy.link == "sigmoid":
+            raise ValueError('AdaptiveClassifier is for link="softmax": its clusters share one probability')
+        if targets.ids is None or weights.smoothing:
+            return super().nll(noisy, targets, reduction, weights)
+        factor, normaliser = weights.factors(targets, targets.ids.shape, noisy.link, noisy.features)
+        places, flat = self.places[known_ids(targets.ids)].flatten(), noisy.flat()
+        log_p = self._log_p(flat, places)  # [B, S]
+        losses = -log_mean_exp(log_p, dim=-1).view(targets.ids.shape)
+        return reduce_losses(losses, factor, normaliser, reduction)
+
+    def _log_p(self, noisy: NoisyFeatures, places: Tensor) -> Tensor:
+        """log p_s(y), [B, S], for labels by their places [B]."""
+        first, options = self.engine.cutoffs[0], noisy.evaluation_options()
+        head = Affine(self.engine.head.weight, self.engine.head.bias)
+        starts = torch.tensor(self.engine.cutoffs[:-1], device=places.device)
+        cluster = torch.searchsorted(starts, places, right=True) - 1  # −1 for the head
+        column = torch.where(cluster < 0, places, first + cluster)
+        bias = None if head.bias is None else head.bias[column]
+        log_p = noisy.logits_at(head.weight[column], bias) / noisy.temperature
+        log_p = log_p - mc_log_normalisers(noisy.through(head), noisy.z, **options)
+        for number, tail in enumerate(self.engine.tail):
+            inside = (cluster == number).nonzero().squeeze(-1)
+            if not len(inside):
+                continue
+            few = noisy.of_examples(inside).projected(tail[0].weight)
+            rows = tail[1].weight[places[inside] - self.engine.cutoffs[number]]
+            found = few.logits_at(rows, None) / noisy.temperature
+            found = found - mc_log_normalisers(few.through(Affine(tail[1].weight)), few.z, **options)
+            log_p = log_p.index_add(0, inside, found)
+        return log_p
+
+    def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
+        """Over all classes, as many examples at a time as the memory budget allows."""
+        flat, shape = noisy.flat(), noisy.features.shape[:-1]
+        samples = 1 if flat.z is None else flat.z.shape[1]
+        width = flat.features.element_size()
+        budget = noisy.memory_budget or DEFAULT_BUDGET
+        size = max(1, budget // (COPIES * width * samples * self.num_classes))
+        parts = [
+            super(AdaptiveClassifier, self).predict(
+                flat.of_examples(slice(start, start + size)), method, top_k, tolerance
+            )
+            for start in range(0, max(len(flat.features), 1), size)
+        ]
+        columns = zip(*parts, strict=True)
+        joined = (None if column[0] is None else torch.cat(column) for column in columns)
+        return Summary(*(None if value is None else value.view(*shape, *value.shape[1:]) for value in joined))

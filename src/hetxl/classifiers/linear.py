@@ -1,0 +1,96 @@
+"""W φ + b over all classes, plain or on unit vectors (a cosine classifier)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetxl.functional import Affine
+from hetxl.nn.classifier import Classifier
+
+SCALE = 16.0
+"""Of a cosine classifier at the start: cosines alone are too close together for a softmax over many classes."""
+
+
+class LinearClassifier(Classifier):
+    """Logits W φ + b; or s · cos(w_k, φ), as face recognition has it.
+
+    Args:
+        in_features: D
+        num_classes: K
+        bias: whether there is a b; never with `normalized`.
+        normalized: whether w_k and φ are brought to unit length. The noise is added to φ after that, and is not
+            normalised again.
+        scale: s at the start; it is learned, as `log_scale`.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> LinearClassifier(64, 1000)(torch.randn(8, 64)).shape
+    torch.Size([8, 1000])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = True,
+        normalized: bool = False,
+        scale: float = SCALE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_features, num_classes)
+        if scale <= 0:
+            raise ValueError(f"scale must be positive, found {scale}")
+        self.normalized, self.initial_scale = normalized, float(scale)
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.bias: nn.Parameter | None = None
+        self.log_scale: nn.Parameter | None = None
+        if normalized:
+            self.log_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        elif bias:
+            self.bias = nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as nn.Linear does."""
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+        if self.log_scale is not None:
+            nn.init.constant_(self.log_scale, math.log(self.initial_scale))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [..., K] of features [..., D]."""
+        return self.affine()(self.prepare(features))
+
+    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Logits [..., k] of classes [..., k], from k rows of W for each example."""
+        rows, bias = self.rows(classes)
+        found = (rows @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
+        return found if bias is None else found + bias
+
+    def affine(self) -> Affine:
+        """W and b; of a cosine classifier s · w_k / ‖w_k‖."""
+        return Affine(self._scaled(self.weight), self.bias)
+
+    def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """W and b at classes [...]: [..., D], and [...] or None."""
+        return self._scaled(self.weight[classes]), None if self.bias is None else self.bias[classes]
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features [..., D], of unit length for a cosine classifier."""
+        return F.normalize(features, dim=-1) if self.normalized else features
+
+    def _scaled(self, weight: Tensor) -> Tensor:
+        if self.log_scale is None:
+            return weight
+        return F.normalize(weight, dim=-1) * self.log_scale.exp()
+
+    def extra_repr(self) -> str:
+        """The options as shown when the module is printed."""
+        kind = ", normalized=True" if self.normalized else f", bias={self.bias is not None}"
+        return f"{super().extra_repr()}{kind}"
