@@ -9,7 +9,7 @@ prediction = head.predict(features, top_k=5)
 model = hetxl.convert(model)                                     # or a whole model, its last layer swapped
 """
 
-from hetxl import functional, nn
+from hetxl import classifiers, functional, nn
 from hetxl._version import __version__
 from hetxl.integrations.convert import convert, fused_loss, predict, revert
 from hetxl.nn import (
@@ -33,6 +33,7 @@ __all__ = [
     "Prediction",
     "__version__",
     "build_head",
+    "classifiers",
     "convert",
     "functional",
     "fused_loss",

@@ -5,6 +5,7 @@ Each is a `hetxl.nn.Classifier`: `HetXLHead(D, K, classifier=SampledClassifier(D
 
 from hetxl.classifiers.adaptive import AdaptiveClassifier
 from hetxl.classifiers.linear import LinearClassifier
+from hetxl.classifiers.quantized import QuantizedClassifier
 from hetxl.classifiers.sampled import SampledClassifier
 
-__all__ = ["AdaptiveClassifier", "LinearClassifier", "SampledClassifier"]
+__all__ = ["AdaptiveClassifier", "LinearClassifier", "QuantizedClassifier", "SampledClassifier"]

@@ -55,9 +55,9 @@ class LinearClassifier(Classifier):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as nn.Linear does."""
+        """Draw the parameters anew, as nn.Linear does, and in its order."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
         if self.log_scale is not None:

@@ -1,5 +1,6 @@
-"""Modules: the four heads, their covariances and temperatures."""
+"""Modules: the four heads, their covariances and temperatures, and what a classifier behind them has to be."""
 
+from hetxl.nn.classifier import Classifier
 from hetxl.nn.covariance import (
     FULL_PARAMETER_LIMIT,
     Covariance,
@@ -11,12 +12,14 @@ from hetxl.nn.covariance import (
 )
 from hetxl.nn.head import Head
 from hetxl.nn.heads import HEADS, DetHead, HetHashHead, HetHead, HetXLHead, build_head
+from hetxl.nn.noisy import NoisyFeatures
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.temperature import FixedTemperature, LearnedTemperature
 
 __all__ = [
     "FULL_PARAMETER_LIMIT",
     "HEADS",
+    "Classifier",
     "Covariance",
     "DetHead",
     "DiagonalCovariance",
@@ -29,6 +32,7 @@ __all__ = [
     "HetXLHead",
     "LearnedTemperature",
     "LowRankCovariance",
+    "NoisyFeatures",
     "Prediction",
     "build_covariance",
     "build_head",

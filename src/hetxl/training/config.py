@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from typing_extensions import Self
 
 BACKBONES = ("auto", "none", "mlp", "cnn", "timm:NAME", "hf:NAME")
+CLASSIFIERS = ("linear", "sampled", "retrieved")
 SECTIONS = ("data", "head", "backbone", "training", "output")
 
 
@@ -46,6 +47,11 @@ class TrainConfig:
 
     head: str = option("het-xl", "head", "The head.", ("det", "het", "het-h", "het-xl"))
     link: str = option("auto", "head", "auto: sigmoid for several labels an example.", ("auto", "softmax", "sigmoid"))
+    classifier: str = option(
+        "linear", "head", "Behind the head; sampled and retrieved train on few classes a step.", CLASSIFIERS
+    )
+    negatives: int = option(1024, "head", "Classes drawn for a batch: sampled; retrieved: beside the neighbours.")
+    neighbours: int = option(32, "head", "Retrieved: classes that an example brings.")
     rank: int = option(50, "head", "R, rank of the covariance.")
     covariance: str = option("efficient", "head", "Its form.", ("efficient", "low_rank", "diagonal", "full"))
     residual: str = option("rank1", "head", "What it has beside its factors.", ("rank1", "diagonal"))
@@ -145,8 +151,20 @@ class TrainConfig:
             raise ValueError(
                 f"label_noise_rate is {self.label_noise_rate} and label_noise none; choose {', '.join(KINDS)}"
             )
+        if self.classifier != "linear":
+            self._check_classifier()
         if self.label_smoothing and self.link == "sigmoid":
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
+
+    def _check_classifier(self) -> None:
+        """Refuse what needs all classes at every step."""
+        if self.head not in ("det", "het-xl") or self.noise_features is not None:
+            found = f"head = {self.head}" + ("" if self.noise_features is None else " with noise_features")
+            raise ValueError(
+                f"classifier = {self.classifier} goes with head = det, or het-xl without noise_features, found {found}"
+            )
+        if self.label_smoothing:
+            raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
 
     def to_dict(self) -> dict[str, Any]:
         """Sections of options, as in a TOML file."""
@@ -169,7 +187,7 @@ _AT_LEAST: dict[str, float] = {
     "warmup_from": 0, "weight_decay": 0, "clip": 0, "patience": 0, "seed": 0, "data_seed": 0, "evaluate_every": 1,
     "evaluation_examples": 0, "test_examples": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1,
     "temperature_learning_rate": 0, "buckets": 1, "noise_features": 1, "noise_learning_rate": 0,
-    "noise_weight_decay": 0, "temperature_prior": 0,
+    "noise_weight_decay": 0, "temperature_prior": 0, "negatives": 1, "neighbours": 1,
 }  # fmt: skip
 
 

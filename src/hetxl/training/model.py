@@ -9,6 +9,7 @@ from hetxl.data.dataset import Dataset, InputSpec
 from hetxl.functional.targets import TargetsLike
 from hetxl.nn import Head, LearnedTemperature, build_head
 from hetxl.training.backbones import Backbone, build_backbone
+from hetxl.training.classifiers import build_classifier
 from hetxl.training.config import TrainConfig
 from hetxl.training.order import derive
 
@@ -77,5 +78,9 @@ def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: st
         torch.manual_seed(derive(config.seed, 10))
         backbone = build_backbone(config, spec)
         torch.manual_seed(derive(config.seed, 11))
-        head = build_head(config.head, backbone.out_features, num_classes, **head_options(config, link))
+        options = head_options(config, link)
+        classifier = build_classifier(config, backbone.out_features, num_classes, options["bias_init"])
+        if classifier is not None:
+            options |= {"classifier": classifier, "bias_init": None}
+        head = build_head(config.head, backbone.out_features, num_classes, **options)
     return Model(backbone, head)

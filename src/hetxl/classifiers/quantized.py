@@ -1,0 +1,119 @@
+"""W in fewer bytes, for prediction: bfloat16, or int8 with a scale for each class."""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hetxl.classifiers.linear import LinearClassifier
+from hetxl.functional import Affine, Summary, Targets, Weights
+from hetxl.functional._checks import one_of
+from hetxl.nn.classifier import Classifier
+from hetxl.nn.noisy import NoisyFeatures
+
+Format = Literal["bf16", "int8"]
+FORMATS: tuple[Format, ...] = ("bf16", "int8")
+
+BLOCK = 65_536
+"""Classes whose rows are in full precision at a time, where nothing else cuts them into blocks."""
+
+
+class QuantizedWeight:
+    """Stands for W [K, D] where rows are read: those that are asked for are made, in full precision.
+
+    Args:
+        codes: [K, D] bfloat16 or int8
+        scales: [K], by which the codes of each class are multiplied; None for 1.
+        dtype: of the rows.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor | None, dtype: torch.dtype):
+        self.codes, self.scales, self.dtype = codes, scales, dtype
+        self.shape, self.device, self.requires_grad = codes.shape, codes.device, False
+
+    def __getitem__(self, classes: slice | Tensor) -> Tensor:
+        """Rows [..., D] of classes [...]."""
+        rows = self.codes[classes].to(self.dtype)
+        return rows if self.scales is None else rows.mul_(self.scales[classes].unsqueeze(-1))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """W φ + b, a block of classes at a time; there is nothing else that it can do as a whole."""
+        if function is not F.linear:
+            return NotImplemented
+        features, weight, bias = (*args, None)[:3]
+        blocks = [slice(start, start + BLOCK) for start in range(0, weight.shape[0], BLOCK)]
+        found = torch.cat([features @ weight[block].T for block in blocks], -1)
+        return found if bias is None else found + bias
+
+
+class QuantizedClassifier(Classifier):
+    """A linear classifier whose W takes a half or a quarter of the memory. It predicts; it does not train.
+
+    Args:
+        classifier: whose W and b it takes over, as they are now.
+        weight: "bf16" or "int8"
+
+    >>> QuantizedClassifier(LinearClassifier(64, 1000), "int8")(torch.randn(8, 64)).shape
+    torch.Size([8, 1000])
+    """
+
+    codes: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, classifier: LinearClassifier, weight: Format = "int8"):
+        super().__init__(classifier.in_features, classifier.num_classes)
+        one_of("weight", weight, FORMATS)
+        self.format, self.normalized = weight, classifier.normalized
+        with torch.no_grad():
+            affine = classifier.affine()
+            self.full = affine.weight.dtype
+            scales = None
+            if weight == "int8":
+                scales = affine.weight.abs().amax(-1).clamp_(min=torch.finfo(self.full).tiny) / 127
+                codes = (affine.weight / scales.unsqueeze(-1)).round_().to(torch.int8)
+            else:
+                codes = affine.weight.to(torch.bfloat16)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", None if affine.bias is None else affine.bias.detach().clone())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What features must have: that of the classifier it was made from."""
+        return self.full
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [..., K] of features [..., D]."""
+        return self.affine()(self.prepare(features))
+
+    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Logits [..., k] of classes [..., k]."""
+        affine: Any = self.affine()
+        found = (affine.weight[classes] @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
+        return found if affine.bias is None else found + affine.bias[classes]
+
+    def affine(self) -> Affine:
+        """W, whose rows are made when they are read, and b."""
+        weight: Any = QuantizedWeight(self.codes, self.scales, self.full)
+        return Affine(weight, self.bias)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features [..., D], of unit length for a cosine classifier."""
+        return F.normalize(features, dim=-1) if self.normalized else features
+
+    def log_probs(self, noisy: NoisyFeatures) -> Tensor:
+        """Averaged log-probabilities [..., K], without gradients (sigmoid: logits of the mean probabilities)."""
+        found: Summary = self.predict(noisy, "mc", None, 0.0)
+        log_p = found.log_probs
+        return log_p if noisy.link == "softmax" else log_p - torch.log1p(-log_p.exp())
+
+    def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """Refused: losses are for the classifier that it was made from."""
+        raise ValueError("QuantizedClassifier predicts and has no loss; use the classifier that it was made from")
+
+    def extra_repr(self) -> str:
+        """The options as shown when the module is printed."""
+        return f"{super().extra_repr()}, weight={self.format!r}"

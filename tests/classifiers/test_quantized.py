@@ -1,0 +1,79 @@
+"""W in fewer bytes: near the full one, and no more memory than it says."""
+
+import pytest
+import torch
+
+from hetxl import DetHead, HetXLHead
+from hetxl.classifiers import LinearClassifier, QuantizedClassifier
+
+D, K = 32, 500
+ERRORS = {"bf16": 2**-8, "int8": 1 / 127}
+
+
+def setting(weight, link="softmax", **options):
+    torch.manual_seed(0)
+    full = HetXLHead(D, K, rank=3, link=link, classifier=LinearClassifier(D, K, **options))
+    small = HetXLHead(D, K, rank=3, link=link, classifier=QuantizedClassifier(full.classifier, weight))
+    small.covariance.load_state_dict(full.covariance.state_dict())
+    return full, small, torch.randn(6, D)
+
+
+@pytest.mark.parametrize("weight", ERRORS)
+def test_rows_are_near_those_of_the_full_weight(weight):
+    full, small, _ = setting(weight)
+    expected = full.classifier.weight.detach()
+    found = small.classifier.affine().weight[slice(3, 90)]
+    assert found.dtype == torch.float32
+    error = (found - expected[3:90]).abs()
+    assert (error <= ERRORS[weight] * expected[3:90].abs().amax(-1, keepdim=True)).all()
+    assert error.max() > 0
+    chosen = torch.tensor([[4, 499], [0, 7]])
+    torch.testing.assert_close(
+        small.classifier.affine().weight[chosen], small.classifier.affine().weight[slice(None)][chosen]
+    )
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("weight", ERRORS)
+def test_predictions_are_near_those_of_the_full_weight(weight, link, normalized):
+    full, small, features = setting(weight, link, normalized=normalized)
+    noise = torch.randn(6, 40, 4)
+    for top_k in (None, 5):
+        expected, found = (head.predict(features, top_k, noise=noise) for head in (full, small))
+        torch.testing.assert_close(found.probs, expected.probs, rtol=0.1, atol=1e-4)
+    assert found.covariance.shape == (6, 5, 5)
+    whole = small.predict(features, noise=noise)
+    assert whole.logit_variance.shape == (6, K)
+    torch.testing.assert_close(small(features, noise=noise).shape, (6, K))
+    logits = small.classifier(features)
+    torch.testing.assert_close(logits, full.classifier(features), rtol=0, atol=0.2)
+    chosen = torch.randint(K, (6, 3))
+    torch.testing.assert_close(small.classifier.logits_of(features, chosen), logits.gather(-1, chosen))
+
+
+def test_it_takes_a_quarter_of_the_memory_and_is_saved():
+    full, small, features = setting("int8")
+    size = sum(value.numel() * value.element_size() for value in small.classifier.buffers())
+    assert size < 0.25 * full.classifier.weight.numel() * 4 + 8 * K + 1
+    other = QuantizedClassifier(LinearClassifier(D, K), "int8")
+    other.load_state_dict(small.classifier.state_dict())
+    assert torch.equal(other(features), small.classifier(features))
+
+
+def test_log_probabilities_without_gradients():
+    for link in ("softmax", "sigmoid"):
+        _, small, features = setting("int8", link)
+        noise = torch.randn(6, 40, 4)
+        probs = small.predict(features, noise=noise).probs
+        expected = probs.log() if link == "softmax" else probs.logit()
+        torch.testing.assert_close(small(features, noise=noise), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="predicts and has no loss; use the classifier that it was made from"):
+        setting("int8")[1].loss(torch.randn(1, D), torch.tensor([0]))
+    with pytest.raises(ValueError, match="weight must be"):
+        QuantizedClassifier(LinearClassifier(D, K), "int4")
+    head = DetHead(D, K, classifier=QuantizedClassifier(LinearClassifier(D, K, bias=False), "bf16"))
+    assert head.predict(torch.randn(2, D), 3).probs.shape == (2, 3)
