@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,data,plots,tensorboard,hf,timm,lightning,onnx,sklearn
+EXTRAS := dev,data,plots,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel of pyright carries the type checker: no download on first use.

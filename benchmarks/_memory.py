@@ -34,24 +34,24 @@ def _measure(case: Case) -> int:
     prepare(case.tiny())()
     whole = case.task == "train"
     if whole:
-        before = _reset_peak()
+        before = reset_peak()
         step = prepare(case)
         step()  # the optimiser has its state only after the first step
     else:
         step = prepare(case)
-        before = _reset_peak()
+        before = reset_peak()
     step()
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Give freed memory back, set the high-water mark to what is left, and return it in bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return status("VmRSS")
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """A field of /proc/self/status in bytes. Not ru_maxrss, which a new process has from its parent."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):

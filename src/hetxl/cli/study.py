@@ -65,6 +65,7 @@ def recovery(
     data: Annotated[str, typer.Argument(help="synthetic, with options as in synthetic:noise=2.")] = "synthetic",
     *,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which as in 3,4,5.")] = "3",
+    data_seed: Annotated[int, typer.Option(help="Of the true model and the data.", min=0)] = 0,
     quick: Annotated[bool, typer.Option(help="Smaller data instead, in less than a minute.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the study [runs/study-recovery].", show_default=False)
@@ -74,8 +75,9 @@ def recovery(
     with one_line_errors():
         from hetxl.studies.recovery import study as run_study
 
+        options = {"data_seed": data_seed} if data_seed else None
         directory = out or Path("runs") / ("study-recovery-quick" if quick else "study-recovery")
-        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick)
+        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick, options=options)
         typer.echo(summary.with_name("study.md").read_text(encoding="utf-8"))
         typer.echo(f"Picture: {summary.with_name('recovery.png')}; the results themselves: {summary}")
 

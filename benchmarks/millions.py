@@ -1,0 +1,242 @@
+"""Time and memory of a training step with millions of classes, DET and HET-XL over the same classifier.
+
+    python benchmarks/millions.py [--quick] [--write docs/many_classes.md]
+
+The classes are the most frequent runs of words in the sources of Python and of the packages beside it, the input is the
+four words before. The two heads share one classifier and take turns, so that they differ in nothing else. The peak
+memory of each is that of a process of its own: W, gradients, moments, index and all, beside what
+`hetxl.profiling.memory` says before.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from _bars import HEADER, Bar, Row
+from _memory import reset_peak, status
+from _ngrams import BUCKETS, CONTEXT, ngrams, words
+from _page import markdown_table, replace_between
+from _timing import interleaved_medians, machine
+from torch import Tensor, nn
+
+from hetxl import DetHead, HetXLHead
+from hetxl.classifiers import LinearClassifier, SampledClassifier
+from hetxl.classifiers.retrieved import RetrievedClassifier
+from hetxl.nn import Head
+from hetxl.profiling.memory import training_memory
+
+RANK, SAMPLES = 10, 4
+NEGATIVES, NEIGHBOURS, OTHERS = 8192, 16, 4096
+TIMES = {"linear": 5.0, "sampled": 2.0, "retrieved": 2.0}
+"""Of a step of DET, at most: S = 4 samples go through W in the place of one vector, and not through anything else."""
+ERROR = 0.1
+"""By which the formula may miss the measured peak."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One size and classifier.
+
+    Attributes:
+        kind: "linear", "sampled" or "retrieved"
+        K: classes.
+        D: feature size.
+        B: batch.
+        length: of the runs of words that are the classes.
+        places: whose sources are read.
+        steps: of the training that shows that the loss falls.
+    """
+
+    kind: str
+    K: int
+    D: int
+    B: int
+    length: int
+    places: tuple[str, ...]
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """How the table calls it."""
+        return f"{self.kind}, K = {self.K:,}, D = {self.D}, B = {self.B}"
+
+
+FULL = (
+    Setting("linear", 1_000_000, 256, 64, 3, ("stdlib",), 12),
+    Setting("sampled", 1_000_000, 256, 256, 3, ("stdlib",), 300),
+    Setting("retrieved", 1_000_000, 256, 256, 3, ("stdlib",), 60),
+    Setting("sampled", 10_000_000, 64, 256, 4, ("stdlib", "purelib"), 300),
+)
+QUICK = tuple(Setting(kind, 3000, 16, 16, 2, ("stdlib",), 4) for kind in ("linear", "sampled", "retrieved"))
+
+
+class Context(nn.Module):
+    """The words before, [B, CONTEXT] hashes, as features [B, D]."""
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.table = nn.Embedding(BUCKETS, 32)
+        self.last = nn.Sequential(nn.Linear(32 * CONTEXT, features), nn.LayerNorm(features))
+
+    def forward(self, words: Tensor) -> Tensor:
+        """[B, CONTEXT] to [B, D]."""
+        return self.last(self.table(words).flatten(1))
+
+
+class Training:
+    """A classifier with both heads over it, and the optimisers of its parameters."""
+
+    def __init__(self, setting: Setting, heads: tuple[str, ...] = ("det", "het-xl")):
+        torch.manual_seed(0)
+        size = (setting.D, setting.K)
+        if setting.kind == "linear":
+            self.classifier = LinearClassifier(*size)
+        elif setting.kind == "sampled":
+            self.classifier = SampledClassifier(*size, negatives=NEGATIVES, sparse=True)
+        else:
+            self.classifier = RetrievedClassifier(*size, neighbours=NEIGHBOURS, others=OTHERS, sparse=True)
+        self.backbone = Context(setting.D)
+        options = {"rank": RANK, "train_samples": SAMPLES, "eval_samples": 16, "temperature": 1.0}
+        made = {"det": DetHead, "het-xl": HetXLHead}
+        self.heads: dict[str, Head] = {name: made[name](*size, classifier=self.classifier, **options) for name in heads}
+        own = [value for head in self.heads.values() if head.covariance for value in head.covariance.parameters()]
+        rest = [*self.backbone.parameters(), *own]
+        if setting.kind == "linear":
+            self.optimisers = [torch.optim.AdamW([*rest, *self.classifier.parameters()], lr=1e-3, fused=True)]
+        else:
+            sparse = torch.optim.SparseAdam(list(self.classifier.parameters()), lr=1e-2)
+            self.optimisers = [torch.optim.AdamW(rest, lr=1e-3), sparse]
+
+    def step(self, name: str, inputs: Tensor, targets: Tensor) -> None:
+        """One step of one head."""
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+        self.heads[name].loss(self.backbone(inputs), targets).backward()
+        for optimiser in self.optimisers:
+            optimiser.step()
+
+    @torch.no_grad()
+    def nll(self, name: str, inputs: Tensor, targets: Tensor) -> float:
+        """Over all classes."""
+        head = self.heads[name].eval()
+        loss = float(head.loss(self.backbone(inputs), targets))
+        head.train()
+        return loss
+
+
+def batches(contexts: Tensor, classes: Tensor, size: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A source of batches: every call the next of a shuffled order."""
+    order, place = torch.randperm(len(classes), generator=torch.Generator().manual_seed(1)), 0
+
+    def following() -> tuple[Tensor, Tensor]:
+        nonlocal place
+        rows = order[place % (len(order) - size) :][:size]
+        place += size
+        return contexts[rows], classes[rows]
+
+    return following
+
+
+def peak_of(setting: Setting, name: str, file: str) -> int:
+    """Bytes of two steps of one head, W and all, in a process of its own."""
+    data = np.load(file)
+    following = batches(torch.from_numpy(data["contexts"]), torch.from_numpy(data["classes"]), setting.B)
+    tiny = replace(setting, K=500, D=8)
+    Training(tiny, (name,)).step(name, following()[0], torch.arange(setting.B))  # libraries are loaded on first use
+    before = reset_peak()
+    training = Training(setting, (name,))
+    for _ in range(2):  # the optimiser has its state only after the first
+        training.step(name, *following())
+    return status("VmHWM") - before
+
+
+def predicted(setting: Setting, name: str) -> int:
+    """What the formula says."""
+    noisy = name == "het-xl"
+    found = {"linear": 0, "sampled": NEGATIVES, "retrieved": OTHERS + NEIGHBOURS * setting.B}
+    memory = training_memory(
+        setting.D,
+        setting.K,
+        classifier=setting.kind,
+        batch=setting.B,
+        samples=SAMPLES if noisy else 1,
+        size=RANK + 1 if noisy else 0,
+        active=found[setting.kind],
+        sparse=setting.kind != "linear",
+    )
+    backbone = 4 * 4 * (BUCKETS * 32 + (32 * CONTEXT + 3) * setting.D)
+    return memory.total + backbone
+
+
+def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> tuple[list[Row], list[str]]:
+    """The rows of the table, and a line on the training."""
+    contexts, classes = ngrams(ids, setting.length, setting.K)
+    file = folder / "rows.npz"
+    np.savez(file, contexts=contexts[:100_000], classes=classes[:100_000])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hetxl.profiling"])
+    peaks = {}
+    for name in ("det", "het-xl"):
+        with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+            peaks[name] = executor.submit(peak_of, setting, name, str(file)).result()
+    inputs, targets = torch.from_numpy(contexts), torch.from_numpy(classes)
+    following, held_out = batches(inputs[1000:], targets[1000:], setting.B), (inputs[:64], targets[:64])
+    training = Training(setting)
+    before = training.nll("het-xl", *held_out)
+    for _ in range(setting.steps):
+        training.step("het-xl", *following())
+    after = training.nll("het-xl", *held_out)
+    tasks = {name: (lambda name=name: training.step(name, *following())) for name in training.heads}
+    seconds = interleaved_medians(tasks, rounds)
+    share = f"{seconds['het-xl']:.2f} against {seconds['det']:.2f} s"
+    limit = Bar(TIMES[setting.kind])
+    rows = [Row(f"{setting.name}: HET-XL step over DET's", seconds["het-xl"] / seconds["det"], limit, share)]
+    for name, label in (("det", "DET"), ("het-xl", "HET-XL")):
+        said = predicted(setting, name)
+        detail = f"{peaks[name] / 1e6:,.0f} MB measured, {said / 1e6:,.0f} MB predicted"
+        missed = abs(said / peaks[name] - 1)
+        rows.append(
+            Row(f"{setting.name}: {label}, peak memory, error of the formula", missed, Bar(ERROR, unit=""), detail)
+        )
+    line = f"{setting.name}: NLL of held-out rows over all classes {before:.2f} → {after:.2f} after "
+    return rows, [f"{line}{setting.steps} steps of HET-XL"]
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run with small sizes; the bars cannot be missed")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    rows: list[Row] = []
+    lines: list[str] = []
+    read: dict[tuple[str, ...], np.ndarray] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in QUICK if options.quick else FULL:
+            if setting.places not in read:
+                read = {setting.places: words(setting.places, 200_000 if options.quick else 40_000_000)}
+            print(setting.name, file=sys.stderr, flush=True)
+            found, told = measure(setting, read[setting.places], Path(folder), 1 if options.quick else 5)
+            rows += found
+            lines += told
+    spent = time.perf_counter() - begin
+    text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
+    text += "\n\n" + "\n".join(f"- {line}" for line in lines)
+    text += f"\n\nOn {machine(torch.get_num_threads())}; {spent:.0f} s."
+    print(text)
+    if options.write is not None:
+        options.write.write_text(replace_between(options.write.read_text(), text, "millions.py"))
+    return int(any(row.verdict == "fail" for row in rows) and not options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

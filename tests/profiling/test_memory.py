@@ -1,0 +1,48 @@
+"""The memory of a training step, by formula: what it is made of, and how many classes fit."""
+
+import pytest
+
+from hetxl.profiling.memory import largest_num_classes, training_memory
+
+
+def test_a_linear_classifier_by_hand():
+    found = training_memory(255, 1000, batch=1, samples=1, size=0)
+    assert found.weights == found.gradients == 1000 * 256 * 4
+    assert found.moments == 2 * found.weights
+    assert found.index == 0
+    assert found.total == 4 * found.weights + found.blocks
+    assert training_memory(255, 1000, batch=1, samples=1, size=0, moments=1, width=8).moments == 1000 * 256 * 8
+
+
+def test_blocks_stop_at_the_budget():
+    small, large = (training_memory(64, classes, memory_budget=10**8).blocks for classes in (10**4, 10**7))
+    assert small <= large <= 10**8
+
+
+def test_sparse_gradients_do_not_grow_with_the_classes():
+    few, many = (training_memory(64, K, classifier="sampled", sparse=True, active=500) for K in (10**5, 10**7))
+    assert few.gradients == many.gradients
+    assert few.blocks == many.blocks
+    assert many.weights == 100 * few.weights
+    dense = training_memory(64, 10**7, classifier="sampled", active=500)
+    assert dense.gradients > dense.weights
+
+
+def test_an_index_holds_the_rows_once_more():
+    found = training_memory(64, 10**6, classifier="retrieved", sparse=True)
+    assert found.index > found.weights
+
+
+@pytest.mark.parametrize("options", [{}, {"classifier": "sampled", "sparse": True}, {"size": 0, "samples": 1}])
+def test_the_largest_number_of_classes_is_the_last_that_fits(options):
+    memory = 2 * 2**30
+    found = largest_num_classes(128, memory, **options)
+    assert training_memory(128, found, **options).total <= memory < training_memory(128, found + 1, **options).total
+    assert largest_num_classes(128, 1, **options) == 0
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ValueError, match="num_classes must be"):
+        training_memory(64, 0)
+    with pytest.raises(ValueError, match="classifier must be"):
+        training_memory(64, 10, classifier="hashed")
