@@ -5,7 +5,9 @@ from torch import nn
 
 from hetxl import DetHead
 from hetxl.evaluation import fit_temperature, scaling
+from hetxl.evaluation.scaling import golden_section
 from hetxl.functional import LabelLists
+from hetxl.nn import FixedTemperature
 from support.cases import make
 
 GRID = torch.logspace(-1.3, 1.3, 40_001, dtype=torch.float64)
@@ -103,8 +105,10 @@ def test_the_ends_of_the_range():
 
 def test_bad_input():
     logits, targets = scaled(n=8)
-    with pytest.raises(ValueError, match="head must be a DET head"):
-        fit_temperature(make("het-xl"), [torch.zeros(1, 5, dtype=torch.float64)], torch.tensor([0]))
+    for features, found in ((torch.zeros(1, 5), "features holds 1 examples and targets another"), (None, "not finite")):
+        few = torch.full((2, 5), torch.nan) if features is None else features
+        with pytest.raises(ValueError, match=found):
+            fit_temperature(make("het-xl"), [few.double()], torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="features holds 8 examples and targets 9"):
         fit_temperature(head_of(10), [logits], torch.zeros(9, dtype=torch.int64))
     with pytest.raises(ValueError, match="features holds more examples than targets, which has 7"):
@@ -116,3 +120,45 @@ def test_bad_input():
     once = iter([logits])
     with pytest.raises(ValueError, match="features holds 0 examples and targets 8; give the batches anew"):
         fit_temperature(head_of(10), lambda: once, targets)
+
+
+@pytest.mark.parametrize("place", [-0.9, 0.0, 0.123, 1.0])
+def test_a_minimum_is_found(place):
+    calls = []
+    found = golden_section(lambda x: calls.append(x) or (x - place) ** 2, -1, 1, 0.001)
+    assert found == pytest.approx(place, abs=0.001)
+    assert len(calls) < 20
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_with_next_to_no_noise_it_is_that_of_the_same_head_without(link, scale):
+    det, noisy = make("det", link=link), make("het-xl", link=link, noise_init=1e-6, temperature=0.7, eval_samples=2)
+    with torch.no_grad():
+        det.classifier.weight.mul_(3 * scale)
+        noisy.classifier.load_state_dict(det.classifier.state_dict())
+        for parameter in noisy.covariance.parameters():
+            parameter.mul_(1e-3)
+        noisy.covariance.residual.bias.fill_(-20)  # before a softplus
+    features = torch.randn(400, 5, dtype=torch.float64)
+    targets = det.classifier(features).argmax(-1)
+    targets[:200] = torch.randint(7, (200,))
+    if link == "sigmoid":
+        targets = LabelLists.from_lists([[int(target)] for target in targets])
+    kept = noisy.temperature
+    found = fit_temperature(noisy, [features[:100], features[100:]], targets)
+    assert found == pytest.approx(fit_temperature(det, [features], targets), rel=0.02)
+    assert found == fit_temperature(noisy, lambda: iter([features]), targets)
+    assert noisy.temperature is kept
+    assert noisy.training
+
+
+def test_the_result_lowers_the_loss_of_a_head_with_noise():
+    head = make("het-xl", noise_init=2.0, temperature=1.0, eval_samples=32).eval()
+    features, targets = torch.randn(200, 5, dtype=torch.float64), torch.randint(7, (200,))
+    found = fit_temperature(head, [features], targets, seed=3)
+    losses = []
+    for temperature in (found, found / 1.1, found * 1.1, 1.0):
+        head.temperature = FixedTemperature(temperature)
+        losses.append(float(head.loss(features, targets, generator=torch.Generator().manual_seed(3)).detach()))
+    assert losses[0] <= min(losses) + 1e-6

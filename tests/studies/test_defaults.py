@@ -5,7 +5,7 @@ import pytest
 from hetxl.studies import settings, tune
 from hetxl.studies.defaults import ENSEMBLE, LONGER, study
 from hetxl.studies.settings import Setting
-from hetxl.training.compare import SCALED
+from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.progress import Narrator
 
 TINY = {
@@ -44,7 +44,7 @@ def results(tmp_path_factory):
 
 def test_what_takes_part(results):
     _, summary = results
-    assert set(summary["heads"]) == {"DET", SCALED, LONGER, "HET-XL", ENSEMBLE}
+    assert set(summary["heads"]) == {"DET", SCALED, LONGER, "HET-XL", SCALED_XL, ENSEMBLE}
     for label in ("DET", SCALED, LONGER, "HET-XL"):
         assert summary["heads"][label]["seeds"] == [0, 1]
         assert len(summary["heads"][label]["nll"]) == 2

@@ -10,7 +10,7 @@ import torch
 from hetxl.data.synthetic import load_synthetic, true_head, true_nll
 from hetxl.nn import HetHead, HetXLHead
 from hetxl.studies.recovery import labels, noise_of, page, pearson, study, true_head_of
-from hetxl.training.compare import SCALED
+from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.config import TrainConfig
 from support.training import QUIET
 
@@ -33,7 +33,7 @@ def results(tmp_path_factory):
 
 def test_every_head_is_measured_against_the_true_model_on_the_same_rows(results):
     out, summary = results
-    assert list(summary["heads"]) == labels() == ["DET", SCALED, "HET", "HET-H", "HET-XL"]
+    assert list(summary["heads"]) == labels() == ["DET", SCALED, "HET", "HET-H", "HET-XL", SCALED_XL]
     assert summary["test_rows"] == 60
     test = load_synthetic(rows=1200, classes=8, features=5, noise=0.7).splits["test"]
     truth = true_head(classes=8, features=5, noise=0.7)

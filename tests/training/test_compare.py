@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hetxl.report import compare_table, find_runs
-from hetxl.training.compare import SCALED, VARIANTS, compare
+from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
@@ -36,10 +36,10 @@ def directory(tmp_path_factory):
 
 def test_every_head_with_every_seed(directory):
     told = json.loads((directory / "compare.json").read_text())
-    assert told["heads"] == ["DET", SCALED, "DET + label smoothing", "HET", "HET-H", "HET-XL"]
+    assert told["heads"] == ["DET", SCALED, "DET + label smoothing", "HET", "HET-H", "HET-XL", SCALED_XL]
     assert told["seeds"] == [0, 3]
     runs = find_runs([directory])
-    assert len(runs) == 12
+    assert len(runs) == 14
     table = compare_table(runs)
     assert [row.label for row in table.heads] == told["heads"]
 
@@ -52,17 +52,20 @@ def test_the_same_steps_on_the_same_examples(directory):
     assert len({tuple((line["step"], line.get("learning_rate")) for line in log) for log in logs}) == 1
 
 
-def test_temperature_scaling_changes_the_temperature_alone(directory):
-    before, after = (load_run(directory / "runs" / f"{name}-seed3") for name in ("det", "det-scaled"))
+@pytest.mark.parametrize("head", ["det", "het-xl"])
+def test_temperature_scaling_changes_the_temperature_alone(directory, head):
+    before, after = (load_run(directory / "runs" / f"{name}-seed3") for name in (head, f"{head}-scaled"))
     for name, value in before.model.state_dict().items():
         assert torch.equal(value, after.model.state_dict()[name])
     assert float(before.model.head.temperature()) == 1
-    result = json.loads((directory / "runs" / "det-scaled-seed3" / "result.json").read_text())
+    result = json.loads((directory / "runs" / f"{head}-scaled-seed3" / "result.json").read_text())
     assert float(after.model.head.temperature()) == pytest.approx(result["temperature"])
-    plain = json.loads((directory / "runs" / "det-seed3" / "result.json").read_text())
-    assert result["derived_from"] == "det-seed3"
-    assert result["metrics"]["validation"]["nll"] <= plain["metrics"]["validation"]["nll"] + 1e-6
-    assert result["metrics"]["test"]["precision@1"] == plain["metrics"]["test"]["precision@1"]
+    plain = json.loads((directory / "runs" / f"{head}-seed3" / "result.json").read_text())
+    assert result["derived_from"] == f"{head}-seed3"
+    # With noise τ is known to half a percent, and the mean of softmaxes may order other classes first.
+    slack = 1e-6 if head == "det" else 1e-3
+    assert result["metrics"]["validation"]["nll"] <= plain["metrics"]["validation"]["nll"] + slack
+    assert abs(result["metrics"]["test"]["precision@1"] - plain["metrics"]["test"]["precision@1"]) <= 100 * slack
 
 
 def test_a_finished_comparison_is_not_run_again(directory, capsys):

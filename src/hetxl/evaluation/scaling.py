@@ -1,4 +1,4 @@
-"""Temperature scaling: the one number that recalibrates a trained deterministic classifier."""
+"""Temperature scaling: the one number that recalibrates a trained classifier."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,13 +9,17 @@ from torch import Tensor
 from hetxl.evaluation.entries import LabelEntries, label_entries
 from hetxl.evaluation.evaluate import MAX_BYTES
 from hetxl.functional import IGNORE_INDEX, LabelLists
-from hetxl.nn import Head
+from hetxl.nn import FixedTemperature, Head
 
 LOW, HIGH = 0.05, 20.0
 """Where τ is looked for."""
 
 _TOLERANCE = 1e-5
 _MAX_PASSES = 60
+_NOISY_TOLERANCE = 0.005
+"""With noise every pass costs samples, and the loss is flat at its minimum."""
+_STEP = 1.5
+"""By which the first search leaves τ = 1."""
 
 
 @torch.no_grad()
@@ -23,30 +27,34 @@ def fit_temperature(
     head: Head,
     features: Callable[[], Iterable[Tensor]] | Sequence[Tensor],
     targets: Tensor | LabelLists,
+    *,
+    seed: int = 0,
 ) -> float:
-    """The τ in [0.05, 20] that gives a DET head the lowest negative log-likelihood.
+    """The τ in [0.05, 20] that gives a trained head the lowest negative log-likelihood.
 
         min(torch.linspace(0.05, 20, 10**6), key=lambda tau: F.cross_entropy(logits / tau, targets))
 
-    The loss is convex in 1/τ for both links, so its slope has one root; a Newton iteration within a shrinking bracket
-    finds it in about six passes over the features. The head is not changed: set
-    `head.temperature = FixedTemperature(tau)` to use the result.
+    Without noise the loss is convex in 1/τ for both links, so its slope has one root; a Newton iteration within a
+    shrinking bracket finds it in about six passes over the features. With noise τ is found by a search among losses
+    that all have the same draws. The head is not changed: set `head.temperature = FixedTemperature(tau)` to use the
+    result.
 
     Args:
-        head: without noise; its own temperature plays no part.
+        head: its own temperature plays no part.
         features: of the validation split: batches [b, D], or a function that gives them anew for each pass.
         targets: of all n examples in the same order: class ids [n], −100 for those to leave out; for the sigmoid link
             also lists of labels.
+        seed: of the draws of a head with noise.
 
     Returns:
-        τ, to a relative 1e-4; an end of the range when the loss still falls there.
+        τ, to a relative 1e-4, with noise 5e-3; an end of the range when the loss still falls there.
     """
-    if head.covariance is not None:
-        raise ValueError("head must be a DET head; one with noise has its temperature learned with the noise")
     total = targets.batch if isinstance(targets, LabelLists) else len(targets)
     entries = label_entries(targets, total, head.num_classes, head.link)
     if bool((entries.ids == IGNORE_INDEX).all()):
         raise ValueError(f"targets must hold at least one example with a label, found none among {total}")
+    if head.covariance is not None:
+        return _fit_with_noise(head, features, targets, seed)
     low, high = 1 / HIGH, 1 / LOW
     inverse, moved = 1.0, math.inf
     for _ in range(_MAX_PASSES):
@@ -65,6 +73,64 @@ def fit_temperature(
         if moved <= _TOLERANCE * inverse:
             break
     return 1 / inverse
+
+
+def _fit_with_noise(
+    head: Head, features: Callable[[], Iterable[Tensor]] | Sequence[Tensor], targets: Tensor | LabelLists, seed: int
+) -> float:
+    """τ by a bracket around the lowest of three losses, then by golden section within it."""
+    kept, training = head.temperature, head.training
+    known: dict[float, float] = {}
+
+    def loss(log_temperature: float) -> float:
+        if log_temperature not in known:
+            head.temperature = FixedTemperature(math.exp(log_temperature))
+            known[log_temperature] = _mean_loss(head, features() if callable(features) else features, targets, seed)
+        return known[log_temperature]
+
+    head.eval()
+    try:
+        low, high = math.log(LOW), math.log(HIGH)
+        middle, step = 0.0, math.log(_STEP)
+        while True:  # go downhill until both neighbours are higher, or an end is met
+            left, right = max(middle - step, low), min(middle + step, high)
+            best = min((left, middle, right), key=loss)
+            if best in (middle, low, high):
+                break
+            middle = best
+        return math.exp(golden_section(loss, max(best - step, low), min(best + step, high), _NOISY_TOLERANCE))
+    finally:
+        head.temperature = kept
+        head.train(training)
+
+
+def _mean_loss(head: Head, batches: Iterable[Tensor], targets: Tensor | LabelLists, seed: int) -> float:
+    """The loss of all examples, with the draws of a seed."""
+    everything = torch.cat(list(batches))
+    if len(everything) != (targets.batch if isinstance(targets, LabelLists) else len(targets)):
+        raise ValueError(f"features holds {len(everything)} examples and targets another number of them")
+    generator = torch.Generator(everything.device).manual_seed(seed)
+    found = float(head.loss(everything, targets, generator=generator))
+    if not math.isfinite(found):
+        raise ValueError(f"features or the head's weights are not finite: the loss is {found}")
+    return found
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """Where a function with one minimum between two places has it, to within a width."""
+    share = (math.sqrt(5) - 1) / 2
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = function(right)
+    return (low + high) / 2
 
 
 def _slopes(head: Head, batches: Iterable[Tensor], entries: LabelEntries, inverse: float) -> tuple[float, float]:

@@ -13,7 +13,16 @@ COLOURS = 8
 """How many `--series-…` variables the style sheet has."""
 DASHES = (None, None, "7 3", "2 3", "9 3 2 3", "5 5", "12 4", "1 4")
 MARKERS = ("square", "circle", "triangle", "diamond", "cross", "plus", "down", "star")
-KNOWN = {"DET": 0, "HET-XL": 1, "HET": 2, "HET-H": 3, "DET + temperature scaling": 4, "DET + label smoothing": 5}
+_NAMES = (
+    "DET",
+    "HET-XL",
+    "HET",
+    "HET-H",
+    "DET + temperature scaling",
+    "DET + label smoothing",
+    "HET-XL + temperature scaling",
+)
+KNOWN = {name: place for place, name in enumerate(_NAMES)}
 """Heads that look the same in every report."""
 
 

@@ -22,7 +22,7 @@ from hetxl.functional._checks import one_of
 from hetxl.studies.runs import METRICS, by_label, results_in
 from hetxl.studies.settings import QUICK, SETTINGS, Setting
 from hetxl.studies.tune import tune_det
-from hetxl.training.compare import SCALED, VARIANTS, compare
+from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
 from hetxl.training.progress import Narrator
@@ -32,7 +32,7 @@ from hetxl.training.train import open_data, train
 
 LONGER = "DET, as much time as HET-XL"
 ENSEMBLE = "DET ensemble"
-LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values()))
+LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values()), SCALED_XL)
 """In the order of the summary; the ensemble comes last."""
 
 

@@ -24,7 +24,7 @@ from hetxl.studies.plot import new_figure
 from hetxl.studies.recovery_plot import plot_recovery
 from hetxl.studies.runs import by_label, results_in
 from hetxl.studies.summary import Summary, mean_text
-from hetxl.training.compare import SCALED, VARIANTS, compare
+from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
 from hetxl.training.presets import preset_for
@@ -149,7 +149,7 @@ def _measure(
 
 def labels() -> list[str]:
     """How tables call what takes part, in their order."""
-    return ["DET", SCALED, *(VARIANTS[name].label for name in NOISY)]
+    return ["DET", SCALED, *(VARIANTS[name].label for name in NOISY), SCALED_XL]
 
 
 def true_head_of(config: TrainConfig) -> HetXLHead:

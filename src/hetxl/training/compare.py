@@ -24,7 +24,9 @@ from hetxl.training.run import Run, load_run, save_model, start_run
 from hetxl.training.train import open_data, train
 
 SMOOTHING = 0.1
-SCALED = "DET + temperature scaling"
+SCALED, SCALED_XL = (f"{head} + temperature scaling" for head in ("DET", "HET-XL"))
+SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
+"""Those whose τ is also fitted on the validation split afterwards, and how tables call them then."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ VARIANTS = {
     "het-h": Variant("het-h", "HET-H", {"head": "het-h"}),
     "het-xl": Variant("het-xl", "HET-XL", {"head": "het-xl"}),
 }
-"""What takes part, in the order of the table. DET with temperature scaling comes with DET."""
+"""What takes part, in the order of the table. Those of `SCALABLE` bring one with temperature scaling along."""
 
 
 def compare(
@@ -75,7 +77,7 @@ def compare(
     directory = Path("runs") / f"compare-{name}" if config.out is None else Path(config.out)
     wanted = [VARIANTS[head] for head in heads]
     runs = {(variant.name, seed): _config_of(config, variant, seed, directory) for seed in seeds for variant in wanted}
-    scaled = [directory / "runs" / f"det-scaled-seed{seed}" for seed in seeds if "det" in heads]
+    scaled = [_scaled_place(directory, head, seed) for seed in seeds for head in SCALABLE if head in heads]
     places = [Path(str(one.out)) for one in runs.values()] + scaled
     if directory.exists() and (directory / "compare.json").exists() and all(map(_finished, places)):
         for one in runs.values():  # of the same options, or say so
@@ -93,11 +95,12 @@ def compare(
         for variant in wanted:
             one = runs[variant.name, seed]
             run = train(one, dataset=dataset, narrator=narrator, label=variant.label, description=description)
-            if variant.name == "det":
-                scale_temperature(run, directory / "runs" / f"det-scaled-seed{seed}", dataset, narrator)
-    labels = [variant.label for variant in wanted]
-    if "DET" in labels:
-        labels.insert(labels.index("DET") + 1, SCALED)
+            if variant.name in SCALABLE:
+                place = _scaled_place(directory, variant.name, seed)
+                scale_temperature(run, place, dataset, narrator, SCALABLE[variant.name])
+    labels = []
+    for variant in wanted:
+        labels += [variant.label, *([SCALABLE[variant.name]] if variant.name in SCALABLE else [])]
     write_json(directory / "compare.json", {"baseline": "DET", "heads": labels, "seeds": list(seeds)})
     spent = sum(read_json(place / "result.json").get("train_seconds") or 0 for place in places if _finished(place))
     narrator.say(f"Trained for {duration(spent)} in all")
@@ -108,19 +111,24 @@ def _finished(place: Path) -> bool:
     return (place / "result.json").exists()
 
 
+def _scaled_place(directory: Path, head: str, seed: int) -> Path:
+    return directory / "runs" / f"{head}-scaled-seed{seed}"
+
+
 def _config_of(config: TrainConfig, variant: Variant, seed: int, directory: Path) -> TrainConfig:
     place = directory / "runs" / f"{variant.name}-seed{seed}"
     return dataclasses.replace(config, seed=seed, out=str(place), **variant.options)  # pyright: ignore[reportArgumentType]
 
 
-def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Narrator) -> None:
-    """DET with τ fitted on the validation split afterwards (Guo et al.), as a run of its own.
+def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Narrator, label: str) -> None:
+    """A head with τ fitted on the validation split afterwards (Guo et al.), as a run of its own.
 
     Args:
-        run: of a deterministic head, finished.
+        run: finished.
         directory: of the new run.
         dataset: it was trained on.
         narrator: tells the result.
+        label: how tables call it.
     """
     if _finished(directory):
         return
@@ -132,7 +140,8 @@ def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Nar
         rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
     device = next(model.parameters()).device
     features, read = zip(*feature_batches(model.backbone, split, rows, run.config.workers, device), strict=True)
-    temperature = fit_temperature(model.head, features, split.labels.take(np.concatenate(read)))
+    seed = derive(run.config.seed, 15)
+    temperature = fit_temperature(model.head, features, split.labels.take(np.concatenate(read)), seed=seed)
     model.head.temperature = FixedTemperature(temperature)
     config = dataclasses.replace(run.config, out=str(directory), temperature=str(temperature))
     scaled = start_run(config, directory)
@@ -140,13 +149,13 @@ def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Nar
     write_json(directory / "model.json", read_json(run.path / "model.json"))
     counts = np.asarray(trained.class_counts)
     name = "test" if "test" in dataset.splits else "validation"
-    options = {"seed": derive(config.seed, 15), "workers": config.workers, "class_names": dataset.class_names}
+    options = {"seed": seed, "workers": config.workers, "class_names": dataset.class_names}
     validation = evaluate_split(model, split, limit=limit, quiet=True, **options)
     evaluation = evaluate_split(model, dataset.splits[name], limit=config.test_examples, confusions=True, **options)
     metrics = {"validation": summarise(validation.records, counts)}
     metrics[name] = write_evaluation(directory, evaluation, dataset, name, counts)
     before = read_json(run.path / "result.json")
     carried = {key: before[key] for key in ("head", "seed", "data", "train_seconds", "steps", "examples")}
-    result = result_of(SCALED, model, dataset, metrics, evaluation, derived_from=run.path.name, **carried)
+    result = result_of(label, model, dataset, metrics, evaluation, derived_from=run.path.name, **carried)
     write_json(directory / "result.json", result)
-    narrator.say(f"{SCALED}: τ = {temperature:.3f}, {name} NLL {metrics[name]['nll']:.3f}")
+    narrator.say(f"{label}: τ = {temperature:.3f}, {name} NLL {metrics[name]['nll']:.3f}")
