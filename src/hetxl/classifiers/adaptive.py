@@ -1,6 +1,7 @@
 """Adaptive softmax: frequent classes directly, rare ones in clusters that are looked at only where they are needed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from hetxl.functional import (
     mc_log_normalisers,
 )
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
+from hetxl.functional.engine.predict import joined
 from hetxl.functional.weighting import known_ids, reduce_losses
 from hetxl.nn.classifier import Classifier, GetLogits
 from hetxl.nn.noisy import NoisyFeatures
@@ -129,7 +131,8 @@ class AdaptiveClassifier(Classifier):
         bias = None if head.bias is None else head.bias[column]
         log_p = noisy.logits_at(head.weight[column], bias) / noisy.temperature
         log_p = log_p - mc_log_normalisers(noisy.through(head), noisy.z, **options)
-        for number, tail in enumerate(self.engine.tail):
+        tails: Any = self.engine.tail
+        for number, tail in enumerate(tails):
             inside = (cluster == number).nonzero().squeeze(-1)
             if not len(inside):
                 continue
@@ -153,6 +156,4 @@ class AdaptiveClassifier(Classifier):
             )
             for start in range(0, max(len(flat.features), 1), size)
         ]
-        columns = zip(*parts, strict=True)
-        joined = (None if column[0] is None else torch.cat(column) for column in columns)
-        return Summary(*(None if value is None else value.view(*shape, *value.shape[1:]) for value in joined))
+        return joined(parts, shape)

@@ -42,7 +42,8 @@ class QuantizedWeight:
         """W φ + b, a block of classes at a time; there is nothing else that it can do as a whole."""
         if function is not F.linear:
             return NotImplemented
-        features, weight, bias = (*args, None)[:3]
+        features, weight = args[:2]
+        bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
         blocks = [slice(start, start + BLOCK) for start in range(0, weight.shape[0], BLOCK)]
         found = torch.cat([features @ weight[block].T for block in blocks], -1)
         return found if bias is None else found + bias

@@ -1,6 +1,6 @@
 """Prediction in blocks: averaged probabilities of all classes, or the top ones without a tensor of all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -97,14 +97,17 @@ def mc_predict(
     inputs = gather_inputs(distribution, z, temperature)
     parts = list(_chunks(inputs, link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET))
 
-    def joined(place: int) -> Any:
-        """One column of all parts, in the shape of the batch; None where a prediction has none."""
-        if parts[0][place] is None:
-            return None
-        column = torch.cat([part[place] for part in parts])
-        return column.view((*shape, *column.shape[1:]))  # one example alone has a shape of ()
+    return joined(parts, shape)
 
-    return Summary(*(joined(place) for place in range(5)))
+
+def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
+    """The summaries of parts of a flat batch as one of a batch [...]; a column that the first has not is None."""
+    columns: list[Any] = []
+    for column in zip(*parts, strict=True):
+        together = None if column[0] is None else torch.cat(column)
+        # one example alone has a shape of ()
+        columns.append(None if together is None else together.view((*shape, *together.shape[1:])))
+    return Summary(*columns)
 
 
 def _plain(

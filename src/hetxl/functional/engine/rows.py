@@ -55,8 +55,8 @@ def _slice_noise(noise: GaussianNoise, examples: slice, classes: slice | None = 
     few = noise.of_examples(examples)
     if classes is None:
         return few
-    parts = (None if part is None else part[..., classes] for part in (few.factors, few.scale, few.residual))
-    return GaussianNoise(*parts, noise.residual_kind)
+    parts = [None if part is None else part[..., classes] for part in (few.factors, few.scale, few.residual)]
+    return GaussianNoise(parts[0], parts[1], parts[2], noise.residual_kind)
 
 
 class RowBlock(ABC):
