@@ -52,6 +52,7 @@ bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop 
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
+	@$(BIN)/python benchmarks/millions.py --write docs/many_classes.md
 
 docs: $(STAMP) ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"

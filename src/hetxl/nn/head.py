@@ -35,8 +35,6 @@ from hetxl.nn.temperature import LearnedTemperature, as_temperature
 TRAIN_SAMPLES = 16
 EVAL_SAMPLES = 256
 """Orthogonal draws: as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
-
-
 NOISE_INIT = 0.1
 """A small start: noise as large as the authors' slows short trainings down (docs/experiments.md)."""
 
@@ -286,25 +284,27 @@ class Head(nn.Module, ABC):
         """Whether noise reaches the logits beside the classifier, and not through it."""
         return False
 
+    @property
+    def _own(self) -> Classifier | None:
+        """A classifier that answers for itself; None for a linear layer, a function, or a layer that is W itself."""
+        found = getattr(self, "classifier", None)
+        return found if isinstance(found, Classifier) else None
+
     def _affine(self) -> Affine | None:
-        """The classifier as W φ + b; None for an opaque one."""
-        if isinstance(self.classifier, Classifier):
-            return self.classifier.affine()
+        """A linear layer as W φ + b; None for anything else."""
         if not is_plain_linear(self.classifier):
             return None
         return Affine(self.classifier.weight, self.classifier.bias)
 
     def _answering(self) -> Averages:
         """What answers for losses and predictions."""
-        if isinstance(self.classifier, Classifier):
-            return self.classifier
-        return Plain(self._affine() or GetLogits(self.classifier, self.num_classes))
+        return self._own or Plain(self._affine() or GetLogits(self.classifier, self.num_classes))
 
     def _noisy(
         self, features: Tensor, z: Tensor | None, order: Order | None, generator: torch.Generator | None
     ) -> NoisyFeatures:
-        if isinstance(self.classifier, Classifier):
-            features = self.classifier.prepare(features)
+        if self._own is not None:
+            features = self._own.prepare(features)
         noise: GaussianNoise | None = None if self.covariance is None else self.covariance(features)
         return NoisyFeatures(
             features, noise, z, self._lift(), self.temperature(), self.link, order, self.memory_budget, generator
@@ -342,8 +342,8 @@ class Head(nn.Module, ABC):
                 "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
                 "Leave generator out, or pass the normals themselves as noise="
             )
-        if generator is None and isinstance(self.classifier, Classifier):
-            generator = self.classifier.noise_generator()
+        if generator is None and self._own is not None:
+            generator = self._own.noise_generator()
         dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
         options = {"generator": generator, "device": features.device, "dtype": dtype}
         assert self.covariance is not None
@@ -366,8 +366,8 @@ class Head(nn.Module, ABC):
 
     def _dtype(self) -> torch.dtype | None:
         """The dtype that features must have; None when there is nothing to go by."""
-        if isinstance(self.classifier, Classifier):
-            return self.classifier.dtype
+        if self._own is not None:
+            return self._own.dtype
         affine = self._affine()
         if affine is not None:
             return affine.weight.dtype
