@@ -63,3 +63,17 @@ def test_covariances_are_those_of_the_paper():
 def test_the_residual_scale_is_a_positive_standard_deviation():
     raw = torch.tensor([-200.0, 0.0, 200.0])
     torch.testing.assert_close(residual_scale(raw), torch.tensor([MIN_SCALE, 0.693147 + MIN_SCALE, 200 + MIN_SCALE]))
+
+
+@pytest.mark.parametrize(("kind", "residual"), FORMS)
+def test_what_classes_see_of_it_is_their_rows_of_the_basis(kind, residual):
+    found, rows = noise(kind, 2, 5, residual), torch.randn(3, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(found.seen_by(rows), rows @ found.basis().mT)
+
+
+def test_some_examples():
+    shared, own = noise("shared", 2, 5, "rank1"), noise("own", 2, 5, None)
+    few = shared.of_examples(torch.tensor([2, 0]))
+    assert few.factors is shared.factors
+    torch.testing.assert_close(few.basis(), shared.basis()[[2, 0]])
+    torch.testing.assert_close(own.of_examples(slice(1, 2)).basis(), own.basis()[1:2])

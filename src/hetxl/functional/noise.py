@@ -112,6 +112,26 @@ class GaussianNoise:
             return rows[0]
         return torch.cat((rows[0].expand(*rows[1].shape[:-2], -1, -1), rows[1]), dim=-2)
 
+    def seen_by(self, rows: Tensor) -> Tensor:
+        """What each normal adds to the logits of some classes, without the basis [..., Q, N].
+
+            rows @ self.basis().mT
+
+        Args:
+            rows: of W, [..., k, N].
+
+        Returns:
+            [..., k, Q]
+        """
+        parts = []
+        if self.factors is not None:
+            scaled = rows if self.scale is None else rows * self.scale.unsqueeze(-2)
+            parts.append(scaled @ self.factors.to(rows.dtype).mT)
+        if self.residual is not None:
+            own = rows * self.residual.unsqueeze(-2)
+            parts.append(own.sum(-1, keepdim=True) if self.residual_kind == "rank1" else own)
+        return torch.cat(parts, dim=-1)
+
     def covariance(self) -> Tensor:
         """Σ(x), [..., N, N], with VᵀV + d dᵀ or VᵀV + diag(d²) on it."""
         basis = self.basis()

@@ -88,20 +88,21 @@ class NoisyFeatures:
         return replace(self, features=self.features @ weight.T, noise=noise)
 
     def logits_at(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Sampled logits [B, S] of one class of each example of a flat batch, before the temperature.
+        """Sampled logits [..., S] of one class of each example, before the temperature, in at least float32.
 
         Args:
-            rows: [B, D], the class's row of W.
-            bias: [B] or None
+            rows: [..., D], the class's row of W.
+            bias: [...] or None
         """
-        mean = (self.features * rows).sum(-1) if bias is None else (self.features * rows).sum(-1) + bias
+        wide = torch.float64 if self.features.dtype == torch.float64 else torch.float32
+        rows = rows.to(wide)
+        found = (rows * self.features.to(wide)).sum(-1, keepdim=True)
+        if bias is not None:
+            found = found + bias.to(wide).unsqueeze(-1)
         if self.noise is None or self.z is None:
-            return mean.unsqueeze(-1)
-        if self.noise.residual_kind == "diagonal":  # its basis is D × D for each example
-            moved = (self.noise.draw(self.z) @ rows.unsqueeze(-1)).squeeze(-1)
-        else:
-            moved = (self.z @ (self.noise.basis() @ rows.unsqueeze(-1))).squeeze(-1)
-        return mean.unsqueeze(-1) + moved
+            return found
+        seen = self.noise.seen_by(rows.unsqueeze(-2))  # [..., 1, Q]
+        return found + (self.z.to(seen.dtype) @ seen.mT).squeeze(-1)
 
     def nll(self, logits: LogitDistribution, targets: Targets, reduction: str, weights: Weights) -> Tensor:
         """Negative log-likelihood of targets over all classes of a distribution: a scalar, or [...]."""
