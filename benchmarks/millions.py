@@ -28,8 +28,7 @@ from _timing import interleaved_medians, machine
 from torch import Tensor, nn
 
 from hetxl import DetHead, HetXLHead
-from hetxl.classifiers import LinearClassifier, SampledClassifier
-from hetxl.classifiers.retrieved import RetrievedClassifier
+from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
 from hetxl.nn import Head
 from hetxl.profiling.memory import training_memory
 

@@ -6,6 +6,15 @@ Each is a `hetxl.nn.Classifier`: `HetXLHead(D, K, classifier=SampledClassifier(D
 from hetxl.classifiers.adaptive import AdaptiveClassifier
 from hetxl.classifiers.linear import LinearClassifier
 from hetxl.classifiers.quantized import QuantizedClassifier
+from hetxl.classifiers.retrieved import RetrievedClassifier
 from hetxl.classifiers.sampled import SampledClassifier
+from hetxl.classifiers.sharded import ShardedClassifier
 
-__all__ = ["AdaptiveClassifier", "LinearClassifier", "QuantizedClassifier", "SampledClassifier"]
+__all__ = [
+    "AdaptiveClassifier",
+    "LinearClassifier",
+    "QuantizedClassifier",
+    "RetrievedClassifier",
+    "SampledClassifier",
+    "ShardedClassifier",
+]

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hetxl.classifiers import LinearClassifier, SampledClassifier
+from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
 from hetxl.nn import Classifier
 from hetxl.training.config import TrainConfig
 
@@ -24,8 +24,6 @@ def build_classifier(
     if config.classifier == "sampled":
         made = SampledClassifier(in_features, num_classes, negatives=config.negatives)
     else:
-        from hetxl.classifiers.retrieved import RetrievedClassifier
-
         # More neighbours than classes find nothing new.
         neighbours = min(config.neighbours, num_classes)
         made = RetrievedClassifier(in_features, num_classes, neighbours=neighbours, others=config.negatives)

@@ -1,0 +1,150 @@
+"""Prediction through an index of the classes (`RetrievedClassifier`) against prediction over all of them.
+
+python benchmarks/retrieved.py                      # a million classes: about a quarter of an hour, 5 GB
+python benchmarks/retrieved.py --classes 20000      # seconds
+
+Both heads have the same weights. Rows of W come in clusters of 50 about a common centre, and features are a row with
+noise, so that there is a right answer with 49 near ones. Ends with code 1 if the two agree on the first class of fewer
+than 99 in 100 examples, or if the index does not make it five times as fast.
+"""
+
+import argparse
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from _timing import interleaved_medians, machine
+from rich.console import Console
+from torch import Tensor
+
+from hetxl import HetXLHead, Prediction
+from hetxl.classifiers.linear import LinearClassifier
+from hetxl.classifiers.retrieved import RetrievedClassifier
+
+TOP_K = 5
+CLUSTER = 50
+SPREAD = 0.5
+"""Of the rows about their centre, whose elements have a standard deviation of 1."""
+BLUR = 0.7
+"""Noise of the features beside the row that they belong to."""
+LOGIT = 25.0
+"""Of a row's centre by itself: enough to stand out of a million."""
+BLOCK = 50_000
+AGREEMENT, SPEED = 0.99, 5.0
+
+
+class Heads(NamedTuple):
+    """Two heads with the same parameters, features to predict, and their right answers.
+
+    Attributes:
+        retrieved: through the index.
+        whole: over all classes.
+        features: [n, D]
+        labels: [n]
+    """
+
+    retrieved: HetXLHead
+    whole: HetXLHead
+    features: Tensor
+    labels: Tensor
+
+
+def prepare(options: argparse.Namespace) -> Heads:
+    """The heads; W is there once, in both of them."""
+    K, D = options.classes, options.features
+    torch.manual_seed(0)
+    indexed = RetrievedClassifier(D, K, index=options.index, neighbours=32)
+    centres = torch.randn(max(1, K // CLUSTER), D)
+    scale = LOGIT / D
+    for start in range(0, K, BLOCK):
+        some = slice(start, min(start + BLOCK, K))
+        own = torch.randint(len(centres), (len(range(K)[some]),))
+        indexed.weight[some] = scale * (centres[own] + SPREAD * torch.randn(len(own), D))
+    assert indexed.bias is not None
+    indexed.bias.normal_(std=0.3)
+    linear = LinearClassifier(1, 1)
+    linear.in_features, linear.num_classes, linear.weight, linear.bias = D, K, indexed.weight, indexed.bias
+    heads = [
+        HetXLHead(D, K, rank=options.rank, noise_init=options.noise_init, temperature=1.0, classifier=classifier).eval()
+        for classifier in (indexed, linear)
+    ]
+    heads[1].load_state_dict(heads[0].state_dict())
+    labels = torch.randint(K, (options.examples,))
+    features = indexed.weight[labels] / scale + BLUR * torch.randn(options.examples, D)
+    return Heads(heads[0], heads[1], features, labels)
+
+
+def predict(head: HetXLHead, features: Tensor, samples: int) -> Prediction:
+    """The top classes, with the same normals for both heads."""
+    return head.predict(features, top_k=TOP_K, num_samples=samples, generator=torch.Generator().manual_seed(0))
+
+
+def resident() -> float:
+    """Resident memory in gigabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e9
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, default=1_000_000, help="K")
+    parser.add_argument("--features", type=int, default=256, help="D")
+    parser.add_argument("--rank", type=int, default=10, help="R")
+    parser.add_argument("--samples", type=int, default=64, help="S")
+    parser.add_argument("--examples", type=int, default=512, help="that both must agree on")
+    parser.add_argument("--batch", type=int, default=32, help="examples of one timed call")
+    parser.add_argument("--rounds", type=int, default=3, help="timed calls of each, in turns")
+    parser.add_argument("--noise-init", type=float, default=0.5)
+    parser.add_argument("--index", choices=("ivf", "hnsw"), default="ivf")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    console = Console()
+    sizes = f"K = {options.classes:,}, D = {options.features}, R = {options.rank}, S = {options.samples}"
+    console.print(f"{sizes}; {machine(options.threads)}")
+    heads = prepare(options)
+    indexed = heads.retrieved.classifier
+    assert isinstance(indexed, RetrievedClassifier)
+
+    before, begin = resident(), time.perf_counter()
+    indexed.sync(heads.features)
+    seconds = time.perf_counter() - begin
+    console.print(f"index: built in {seconds:.1f} s, {resident() - before:.2f} GB")
+    recall = {k: indexed.recall(heads.features, k) for k in (1, 10)}
+    console.print(f"recall: {recall[1]:.2%} of the first class, {recall[10]:.2%} of the first ten")
+
+    deviation = heads.whole.logit_distribution(heads.features[:1]).covariance(heads.labels[:1, None])
+    console.print(f"noise of a logit: standard deviation {float(deviation.sqrt()):.2f}")
+    few = heads.features[: options.batch]
+    tasks = {
+        "whole": lambda: predict(heads.whole, few, options.samples),
+        "retrieved": lambda: predict(heads.retrieved, few, options.samples),
+    }
+    times = interleaved_medians(tasks, options.rounds)
+    each = {name: 1000 * value / len(few) for name, value in times.items()}
+    faster = times["whole"] / times["retrieved"]
+    console.print(f"per example: {each['whole']:.0f} ms over all classes, {each['retrieved']:.1f} ms retrieved")
+    console.print(f"speed: {faster:.1f}× (bar {SPEED:g}×)")
+
+    same, right, off, left_out = 0, 0, 0.0, 0.0
+    for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
+        first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))
+        same += int((first.labels == second.labels).sum())
+        right += int((second.labels == labels).sum())
+        off = max(off, float((first.probs[:, 0] - second.probs[:, 0]).abs().max()))
+        assert first.left_out is not None
+        left_out += float(first.left_out.sum())
+    count = len(heads.labels)
+    console.print(f"first class: the same for {same / count:.2%} of {count} examples (bar {AGREEMENT:.0%})")
+    console.print(f"right: {right / count:.1%}; its probability at most {off:.4f} off; left out {left_out / count:.4f}")
+    console.print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.1f} GB")
+    sys.exit(int(same / count < AGREEMENT or faster < SPEED))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""An approximate nearest-neighbour index over the rows of W that follows W while it is trained.
+
+Logits are inner products of [w_k, b_k] and [φ, 1], so the classes of the largest logits are neighbours. W moves with
+every step and an index does not. What keeps it in step and complete:
+
+- Rows that a loss has read are *fresh* from the next step on: the index passes over them, and they are scored exactly
+  beside it, with W as it is. They are never stale. When they become too many for that, an inverted file ("ivf") takes
+  out their old vectors and puts in the new ones; a graph ("hnsw") cannot take out anything and is built anew.
+- The longest rows are scored beside it as well, always: they are near to queries of many directions.
+- Other rows move too under weight decay or momentum, by little. After `max_stale` steps the index is built anew.
+
+Building an inverted file of a million rows of 256 takes about a minute on two cores; a graph takes some ten times as
+long, and is for a W that is done with training.
+"""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl.classifiers.cells import BLOCK, find_cells
+
+INDEXES = ("ivf", "hnsw")
+
+FRESH_SHARE = 16
+"""One row in so many may be fresh: scoring those of a million costs a batch about what its search does."""
+FEW_FRESH = 1024
+"""As many always may."""
+LONG_SHARE = 256
+"""One row in so many, the longest, is always scored beside the index: near to queries of many directions, and so to be
+found in no particular place."""
+QUICK_SHARE = 8
+"""One cell in so many is searched at most for a loss, whatever that finds: a loss needs no exact neighbours."""
+LEAST_EFFORT = {"ivf": 8, "hnsw": 16}
+MOST_EFFORT = 4096
+"""Of a graph's search; more would be slower than to score all rows."""
+TUNED_ON, TUNED_FOR = 128, 10
+"""Queries that the effort is tuned on, and the neighbours of each that should be found."""
+LINKS_OF_A_NODE, EFFORT_OF_BUILDING = 32, 64
+ALIGNED = 16
+"""Columns come in multiples of this, for which the inner loops are several times faster."""
+QUERIES = 2048
+"""At a time where all classes are scored."""
+SCORES = 2**25
+"""Elements of the largest tensor of scores."""
+
+
+class Stamp(NamedTuple):
+    """Where parameters lie and how often they were changed in place."""
+
+    places: tuple[int, ...]
+    versions: tuple[int, ...]
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None) -> "Stamp":
+        """As they are now."""
+        tensors = [tensor for tensor in (weight, bias) if tensor is not None]
+        # Tensors of inference mode keep no count.
+        versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        return Stamp(tuple(tensor.data_ptr() for tensor in tensors), versions)
+
+
+def import_faiss() -> Any:
+    """The faiss module, working with as many threads as torch does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its wrapper's own
+            import faiss
+    except ImportError:
+        raise ImportError("RetrievedClassifier needs faiss: pip install 'hetxl[retrieval]'") from None
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    return faiss
+
+
+class ClassIndex:
+    """The index and what it has to be told to follow W. A copy or a pickle of it is not built.
+
+    Args:
+        kind: "ivf" or "hnsw"
+        max_stale: steps after which it is built anew.
+        recall_target: share of the true neighbours that a search should find.
+
+    Attributes:
+        built: as of which parameters; None before it is.
+        behind: steps since then.
+        effort: cells (ivf) or nodes (hnsw) that a thorough search looks at.
+    """
+
+    def __init__(self, kind: str, max_stale: int, recall_target: float):
+        self.kind, self.max_stale, self.recall_target = kind, max_stale, recall_target
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the next use builds."""
+        self.built: Stamp | None = None
+        self.behind = 0
+        self.effort = LEAST_EFFORT[self.kind]
+        self.index: Any = None
+        self.scale = 1.0
+        # Not tensors: those made in inference mode cannot be changed outside of it.
+        self.fresh = self.waiting = self.long = np.zeros(0, dtype=bool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kind": self.kind, "max_stale": self.max_stale, "recall_target": self.recall_target}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def staleness(self, weight: Tensor, bias: Tensor | None) -> int | None:
+        """Steps since the index was built; None if there is none for these parameters."""
+        now = Stamp.of(weight, bias)
+        if self.built is None or now.places != self.built.places:
+            return None
+        return self.behind + (now.versions != self.built.versions)
+
+    @torch.no_grad()
+    def follow(self, weight: Tensor, bias: Tensor | None, queries: Tensor, *, strictly: bool) -> None:
+        """Bring the index as near to W as it has to be.
+
+        Args:
+            weight: [K, D]
+            bias: [K] or None
+            queries: [n, D], such as will be searched for; a new index is tuned on some of them.
+            strictly: whether any change of W since it was built calls for a new one. Otherwise a change is taken for a
+                step on the rows that `touch` was told.
+        """
+        steps = self.staleness(weight, bias)
+        if steps is None:
+            self.clear()
+        elif steps > self.behind:
+            self.behind, self.built = steps, Stamp.of(weight, bias)
+            self.fresh |= self.waiting
+            self.waiting[:] = False
+        if steps is None or (strictly and steps) or steps > self.max_stale:
+            self.build(weight, bias, queries)
+        elif self.fresh.sum() > max(FEW_FRESH, len(weight) // FRESH_SHARE):
+            self._fold(weight, bias, queries)
+
+    def touch(self, classes: Tensor) -> None:
+        """Say that a loss reads rows [n] of W: the next step will move them, and not before are they fresh."""
+        self.waiting[classes.cpu().numpy()] = True
+
+    @torch.no_grad()
+    def build(self, weight: Tensor, bias: Tensor | None, queries: Tensor) -> None:
+        """Build it from W as it is, and tune it on queries [n, D], rows of W with noise where those are few."""
+        faiss = import_faiss()
+        # Half-precision vectors: all of them within its range, and room above.
+        self.scale = 1 / max(_largest(weight, bias), 1e-30)
+        generator = torch.Generator().manual_seed(0)
+        make = self._inverted_file if self.kind == "ivf" else self._graph
+        self.index = make(faiss, weight, bias, generator)
+        self.fresh, self.long = np.zeros(len(weight), dtype=bool), _longest(weight, bias)
+        if len(self.waiting) != len(weight):
+            self.waiting = np.zeros(len(weight), dtype=bool)
+        self.built, self.behind = Stamp.of(weight, bias), 0
+        self._tune(weight, bias, queries, generator)
+
+    @torch.no_grad()
+    def search(
+        self, weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, *, thorough: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and ids [n, k] of classes of the largest logits, those first; id −1 where fewer were found.
+
+        Args:
+            weight: [K, D], from which fresh rows are scored.
+            bias: [K] or None
+            queries: [n, D]
+            k: at most K
+            thorough: whether the recall that was aimed for matters more than time.
+        """
+        faiss = import_faiss()
+        effort = self.effort
+        beside = self.fresh | self.long
+        apart = torch.from_numpy(beside.nonzero()[0]).to(weight.device)
+        bits = np.packbits(beside, bitorder="little")  # held here: faiss keeps pointers
+        bitmap = faiss.IDSelectorBitmap(bits)
+        selected = faiss.IDSelectorNot(bitmap)
+        if self.kind == "ivf":
+            if not thorough:
+                effort = max(LEAST_EFFORT["ivf"], min(effort, self.index.nlist // QUICK_SHARE))
+            # Enough cells to hold k rows that are not scored beside it, by far.
+            least = 2 + 4 * k * self.index.nlist // max(1, len(beside) - len(apart))
+            options = faiss.SearchParametersIVF(sel=selected, nprobe=min(max(effort, least), self.index.nlist))
+        else:
+            options = faiss.SearchParametersHNSW(sel=selected, efSearch=max(effort, 2 * k))
+        rows = _extended(queries.detach(), None if bias is None else 1.0)
+        found = self.index.search(rows.cpu().numpy(), k, params=options)
+        scores, ids = (torch.from_numpy(values).to(weight.device) for values in found)
+        scores = scores / self.scale
+        exact, own = top_logits(weight, bias, queries, min(k, len(apart)), apart)
+        together = torch.cat((scores.masked_fill(ids < 0, -torch.inf).to(exact.dtype), exact), -1)
+        scores, places = together.topk(k)
+        return scores, torch.cat((ids, own), -1).gather(-1, places)
+
+    @torch.no_grad()
+    def recall(self, weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, *, thorough: bool) -> float:
+        """Share of the true k classes of largest logits that a search finds."""
+        true = top_logits(weight, bias, queries, k)[1]
+        found = self.search(weight, bias, queries, k, thorough=thorough)[1]
+        return float((true.unsqueeze(-1) == found.unsqueeze(-2)).any(-1).double().mean())
+
+    def _tune(self, weight: Tensor, bias: Tensor | None, queries: Tensor, generator: torch.Generator) -> None:
+        """The least effort, in steps of 2, that has the recall aimed for."""
+        queries = queries.detach()[:TUNED_ON]
+        if len(queries) < TUNED_ON:
+            some = torch.randint(len(weight), (TUNED_ON - len(queries),), generator=generator)
+            like = weight.detach()[some.to(weight.device)].float()
+            noise = torch.randn(like.shape, generator=generator).to(like.device)
+            like = like + noise * like.square().mean(-1, keepdim=True).sqrt()
+            queries = torch.cat((queries.to(weight.device, torch.float32), like))
+        k = min(TUNED_FOR, len(weight))
+        most = self.index.nlist if self.kind == "ivf" else min(MOST_EFFORT, len(weight))
+        true = top_logits(weight, bias, queries, k)[1].unsqueeze(-1)
+        self.effort = min(LEAST_EFFORT[self.kind], most)
+        while True:
+            # Some more: vectors in half precision may change places with the next ones.
+            found = self.search(weight, bias, queries, min(2 * k, len(weight)), thorough=True)[1].unsqueeze(-2)
+            if self.effort >= most or float((true == found).any(-1).double().mean()) >= self.recall_target:
+                return
+            self.effort = min(2 * self.effort, most)
+
+    def _fold(self, weight: Tensor, bias: Tensor | None, queries: Tensor) -> None:
+        """Make the fresh rows part of the index."""
+        if self.kind == "hnsw":
+            self.build(weight, bias, queries)
+            return
+        import_faiss()
+        for ids in torch.from_numpy(self.fresh.nonzero()[0]).split(BLOCK):
+            self.index.update_vectors(ids.numpy(), self._rows(weight, bias, ids).cpu().numpy())
+        self.fresh[:], self.long = False, _longest(weight, bias)
+
+    def _inverted_file(self, faiss: Any, weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> Any:
+        from faiss.contrib.ivf_tools import add_preassigned
+
+        total = len(weight)
+        count = max(1, min(round(4 * math.sqrt(total)), total // 8))
+        centres, cells = find_cells(lambda ids: self._rows(weight, bias, ids), total, count, generator)
+        coarse = faiss.IndexFlatIP(centres.shape[1])
+        coarse.add(centres.cpu().numpy())
+        half, product = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+        index = faiss.IndexIVFScalarQuantizer(coarse, centres.shape[1], len(centres), half, product, False)
+        index.train(centres.cpu().numpy())
+        for ids in torch.arange(total).split(BLOCK):
+            add_preassigned(index, self._rows(weight, bias, ids).cpu().numpy(), cells[ids].numpy())
+        index.make_direct_map()
+        return index
+
+    def _graph(self, faiss: Any, weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> Any:
+        width = self._rows(weight, bias, torch.arange(1)).shape[1]
+        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, LINKS_OF_A_NODE, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = EFFORT_OF_BUILDING
+        order = torch.arange(len(weight))
+        index.train(self._rows(weight, bias, order[:BLOCK]).cpu().numpy())
+        for ids in order.split(BLOCK):
+            index.add(self._rows(weight, bias, ids).cpu().numpy())
+        return index
+
+    def _rows(self, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+        """[w_k, b_k, 0 …] at ids [n], scaled."""
+        ids = ids.to(weight.device)
+        return _extended(weight.detach()[ids], None if bias is None else bias.detach()[ids]) * self.scale
+
+
+def top_logits(
+    weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k largest logits of queries [n, D] and their classes, two of [n, k]: exact, in blocks.
+
+    Args:
+        weight: [K, D]
+        bias: [K] or None
+        queries: [n, D]
+        k: at most the number of classes.
+        classes: [C] of which; None for all.
+    """
+    if len(queries) > QUERIES:
+        parts = [top_logits(weight, bias, part, k, classes) for part in queries.split(QUERIES)]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    count = len(weight) if classes is None else len(classes)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    queries = queries.detach().to(weight.device, wide)
+    best: tuple[Tensor, Tensor] | None = None
+    step = max(k, BLOCK, SCORES // max(1, len(queries)))
+    for start in range(0, count, step):
+        block = slice(start, min(start + step, count))
+        rows = weight.detach()[block if classes is None else classes[block]].to(wide)
+        logits = queries @ rows.T
+        if bias is not None:
+            logits += bias.detach()[block if classes is None else classes[block]]
+        scores, places = logits.topk(min(k, logits.shape[1]))
+        ids = places + start if classes is None else classes[block][places]
+        if best is not None:
+            scores, places = torch.cat((best[0], scores), -1).topk(k)
+            ids = torch.cat((best[1], ids), -1).gather(-1, places)
+        best = scores, ids
+    assert best is not None
+    return best
+
+
+def _extended(rows: Tensor, column: Tensor | float | None) -> Tensor:
+    """float32 rows [n, D] with one more column, or none, and zeros up to a good width."""
+    more = 0 if column is None else 1
+    width = -(-(rows.shape[1] + more) // ALIGNED) * ALIGNED
+    wide = torch.zeros(len(rows), width, device=rows.device)
+    wide[:, : rows.shape[1]] = rows
+    if column is not None:
+        wide[:, rows.shape[1]] = column
+    return wide
+
+
+def _longest(weight: Tensor, bias: Tensor | None) -> np.ndarray:
+    """Which rows [K] are the longest."""
+    lengths = torch.cat([rows.detach().float().square().sum(-1) for rows in weight.split(BLOCK)])
+    if bias is not None:
+        lengths += bias.detach().float().square()
+    found = np.zeros(len(weight), dtype=bool)
+    found[lengths.topk(-(-len(weight) // LONG_SHARE)).indices.cpu().numpy()] = True
+    return found
+
+
+def _largest(weight: Tensor, bias: Tensor | None) -> float:
+    """The largest element of W and b by size."""
+    largest = torch.stack([tensor.detach().abs().max().float() for tensor in (weight, bias) if tensor is not None])
+    # The maximum of a tensor with a NaN is NaN.
+    if not largest.isfinite().all():
+        raise ValueError(
+            "weight and bias of a RetrievedClassifier must be finite to be searched, found values that are not; lower "
+            "the learning rate, or load other weights"
+        )
+    return float(largest.max())
