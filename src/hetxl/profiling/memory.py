@@ -19,7 +19,7 @@ CLASSIFIERS = ("linear", "sampled", "retrieved")
 TOUCHED = 3
 """Copies of the active rows with sparse gradients: the gradient, the same in the order of the rows, and the step."""
 
-INDEX_BYTES = 8 + 4 * 64
+INDEX_BYTES = {"ivf": 8, "hnsw": 8 + 4 * 64}
 """Of a class in the index beside its row: its id, and its links in a graph of 32 neighbours."""
 
 
@@ -56,6 +56,7 @@ def training_memory(
     samples: int = 16,
     size: int = 51,
     active: int = 4096,
+    index: str = "ivf",
     sparse: bool = False,
     moments: int = 2,
     width: int = 4,
@@ -71,12 +72,14 @@ def training_memory(
         samples: S; 1 for DET.
         size: Q, rows of the noise's basis, R + 1 with the rank-1 residual; 0 for DET.
         active: classes that a step looks at beside the batch's labels, when it does not look at all.
+        index: of a retrieved classifier, "ivf" or "hnsw".
         sparse: whether gradients are sparse.
         moments: tensors like W that the optimiser keeps: 2 for Adam, 1 for SGD with momentum.
         width: bytes of a number.
         memory_budget: of the loss, see `hetxl.functional.plan`.
     """
     one_of("classifier", classifier, CLASSIFIERS)
+    one_of("index", index, INDEX_BYTES)
     for name, value in {"in_features": in_features, "num_classes": num_classes, "batch": batch}.items():
         integer_at_least(name, value, 1)
     row = width * (in_features + 1)
@@ -91,7 +94,7 @@ def training_memory(
         gradients=touched if sparse and classifier != "linear" else num_classes * row + touched,
         moments=moments * num_classes * row,
         blocks=blocks,
-        index=num_classes * (row + INDEX_BYTES) if classifier == "retrieved" else 0,
+        index=num_classes * (row + INDEX_BYTES[index]) if classifier == "retrieved" else 0,
     )
 
 
