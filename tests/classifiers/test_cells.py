@@ -37,9 +37,10 @@ def test_k_means_raises_the_cosines():
     assert torch.equal(found, k_means(rows, 12, generator()))
 
 
-def test_as_many_centres_as_rows_are_the_rows():
-    rows = torch.randn(5, 3)
-    torch.testing.assert_close(k_means(rows, 9, generator()), F.normalize(rows, dim=-1))
+def test_no_more_centres_than_rows():
+    rows = F.normalize(torch.randn(5, 3), dim=-1)
+    torch.testing.assert_close(k_means(rows, 9, generator()), rows)
+    assert k_means(rows, 4, generator()).shape == (4, 3)
 
 
 def test_cells_hold_rows_of_one_blob():

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ITERATIONS = 5
+LATE = 0.4
+"""Share of the centres that come second."""
 POINTS = 32
 """Rows for each centre that k-means looks at; more would tear a few clusters less apart, in more time."""
 BLOCK = 16_384
@@ -44,17 +45,33 @@ def find_cells(take: Take, total: int, count: int, generator: torch.Generator) -
 
 
 def k_means(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """At most `count` centres [n, d] of unit length of rows [m, d]; Lloyd's iterations from rows drawn at random."""
+    """At most `count` centres [n, d] of unit length of rows [m, d].
+
+    Centres that start from random rows leave some clusters without one, whose rows are then scattered over the cells of
+    others. So a second lot of centres starts from the rows that the first lot fits least.
+    """
     rows = F.normalize(rows, dim=-1)
-    count = min(count, len(rows))
-    centres = rows[_some(torch.arange(len(rows)), count, generator)]
-    for _ in range(ITERATIONS if count < len(rows) else 0):
+    if count >= len(rows):
+        return rows
+    late = int(LATE * count)
+    centres = _lloyd(rows, _some_rows(rows, count - late, generator), 2, generator)
+    if late:
+        fit = torch.cat([(part @ centres.T).amax(-1) for part in rows.split(BLOCK)])
+        misfits = rows[fit.argsort()[: int(LATE * len(rows))]]
+        second = _lloyd(misfits, _some_rows(misfits, late, generator), 3, generator)
+        centres = _lloyd(rows, torch.cat((centres, second)), 2, generator)
+    return centres
+
+
+def _lloyd(rows: Tensor, centres: Tensor, iterations: int, generator: torch.Generator) -> Tensor:
+    """Centres [n, d] moved to the rows [m, d] that are nearest to them; those without any start again from a row."""
+    for _ in range(iterations):
         place = torch.cat([nearest(part, centres) for part in rows.split(BLOCK)])
         sums = torch.zeros_like(centres).index_add_(0, place, rows)
         centres = F.normalize(sums, dim=-1)
-        empty = (torch.bincount(place, minlength=count) == 0).nonzero().squeeze(-1)
+        empty = (torch.bincount(place, minlength=len(centres)) == 0).nonzero().squeeze(-1)
         if len(empty):
-            centres[empty] = rows[_some(torch.arange(len(rows)), len(empty), generator)]
+            centres[empty] = _some_rows(rows, len(empty), generator)
     return centres
 
 
@@ -66,3 +83,7 @@ def nearest(rows: Tensor, centres: Tensor) -> Tensor:
 def _some(ids: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` of the ids at random, each once; all of them when there are not more."""
     return ids if count >= len(ids) else ids[torch.randperm(len(ids), generator=generator)[:count]]
+
+
+def _some_rows(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    return rows[_some(torch.arange(len(rows)), count, generator)]

@@ -9,7 +9,7 @@ every step and an index does not. What keeps it in step and complete:
 - The longest rows are scored beside it as well, always: they are near to queries of many directions.
 - Other rows move too under weight decay or momentum, by little. After `max_stale` steps the index is built anew.
 
-Building an inverted file of a million rows of 256 takes about a minute on two cores; a graph takes some ten times as
+Building an inverted file of a million rows of 256 takes a minute or two on two cores; a graph takes ten times as
 long, and is for a W that is done with training.
 """
 
@@ -218,7 +218,8 @@ class ClassIndex:
         while True:
             # Some more: vectors in half precision may change places with the next ones.
             found = self.search(weight, bias, queries, min(2 * k, len(weight)), thorough=True)[1].unsqueeze(-2)
-            if self.effort >= most or float((true == found).any(-1).double().mean()) >= self.recall_target:
+            hit = (true == found).any(-1).double()  # [n, k]
+            if self.effort >= most or min(float(hit.mean()), float(hit[:, 0].mean())) >= self.recall_target:
                 return
             self.effort = min(2 * self.effort, most)
 

@@ -42,9 +42,10 @@ class RetrievedClassifier(LinearClassifier):
         candidates: classes that are sampled for each example in prediction; four times top_k if that is more.
         index: "ivf", an inverted file, quick to build and to change; or "hnsw", a graph, slow to build and different
             from build to build with more than one thread.
-        max_stale: steps after which the index is built anew; a million classes take about a minute.
-        recall_target: share of the ten nearest classes that a search should find; how far it has to look for that is
-            found out when the index is built, on the features at hand. A loss makes do with less when it is hard.
+        max_stale: steps after which the index is built anew; a million classes take a minute or two.
+        recall_target: share of the first and of the first ten classes that a search should find; how far it has to look
+            for that is found out when the index is built, on the features at hand. A loss makes do with less where it
+            would take long.
         sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD.
         bias: whether there is a b.
         device: of the parameters.
@@ -66,7 +67,7 @@ class RetrievedClassifier(LinearClassifier):
         candidates: int = 256,
         index: str = "ivf",
         max_stale: int = 200,
-        recall_target: float = 0.99,
+        recall_target: float = 0.995,
         sparse: bool = False,
         bias: bool = True,
         device: torch.device | str | None = None,
