@@ -60,6 +60,7 @@ def test_noise_of_a_cosine_classifier_is_added_after_the_features_are_normalised
     )
     features, z = torch.randn(3, D, **DOUBLE), torch.randn(3, 4, 3, **DOUBLE)
     unit = F.normalize(features, dim=-1)
+    assert head.covariance is not None
     moved = unit.unsqueeze(1) + head.covariance(unit).draw(z)
     logits = moved @ (F.normalize(head.classifier.weight, dim=-1) * head.classifier.log_scale.exp()).T
     torch.testing.assert_close(head(features, noise=z).exp(), logits.softmax(-1).mean(1))

@@ -102,7 +102,8 @@ def test_the_labels_of_a_batch_are_always_active_and_counted_once():
 
 def test_evaluation_and_prediction_are_over_all_classes():
     whole, sampled, features, targets, noise = heads(negatives=2)
-    whole.eval(), sampled.eval()
+    whole.eval()
+    sampled.eval()
     torch.testing.assert_close(*(head.loss(features, targets, noise=noise) for head in (whole, sampled)))
     torch.testing.assert_close(*(head.predict(features, noise=noise).probs for head in (whole, sampled)))
     smoothed = (head.loss(features, targets, noise=noise, label_smoothing=0.1) for head in (whole, sampled))
