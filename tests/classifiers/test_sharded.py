@@ -143,7 +143,7 @@ def test_initial_values_are_as_those_of_nn_linear():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_needs_all_classes_in_one_process_is_refused(found, ranks):
     fixes = {
-        "rows": "give class ids",
+        "rows": "targets must be class ids",
         "smoothing": "label_smoothing=0.1",
         "method": f'with classes on {ranks} use "mc" or "deterministic"',
         "log-probabilities": "pass targets to the head",
@@ -227,6 +227,7 @@ def test_activation_checkpointing_is_refused():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(folder):
     steps, every, last = 12, 5, 8
     out, marker = folder / "killed", folder / "marker"

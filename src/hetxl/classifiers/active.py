@@ -114,16 +114,16 @@ def among(targets: Targets, classes: Tensor) -> Targets:
 
 
 def check_few(noisy: NoisyFeatures, targets: Targets, weights: Weights) -> None:
-    """Refuse what has no meaning without all classes."""
+    """Refuse what has no meaning where not all classes are looked at in one process."""
     if noisy.link == "softmax" and targets.ids is None:
         raise ValueError(
             "targets must be class ids: rows of probabilities over all classes need a classifier that looks at all of "
-            "them, such as LinearClassifier"
+            "them in one process, such as LinearClassifier"
         )
     if weights.smoothing:
         raise ValueError(
-            f"label_smoothing={weights.smoothing} spreads over all classes, which this classifier does not look at; "
-            "leave it out, or use LinearClassifier"
+            f"label_smoothing={weights.smoothing} spreads over all classes, which this classifier does not look at in "
+            "one process; leave it out, or use LinearClassifier"
         )
 
 

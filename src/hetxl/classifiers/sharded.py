@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hetxl.classifiers.active import check_few
 from hetxl.classifiers.collectives import (
     Ranks,
     Traffic,
@@ -191,7 +192,7 @@ class ShardedClassifier(Classifier):
         """Negative log-likelihood of the targets, the same on every process: a scalar, or [...] for "none"."""
         if self._ranks.size == 1:
             return super().nll(noisy, targets, reduction, weights)
-        _refuse(noisy, targets, weights)
+        check_few(noisy, targets, weights)
         self._compare(noisy, targets)
         noisy, tensors = self._copied(noisy)
         losses = self._label_losses if noisy.link == "sigmoid" else self._losses
@@ -353,19 +354,6 @@ class ShardedClassifier(Classifier):
         """The sizes as shown when the module is printed."""
         here = f", classes {self.classes.start} to {self.classes.stop - 1} here" if self._ranks.size > 1 else ""
         return f"{super().extra_repr()}, bias={self.bias is not None}{here}"
-
-
-def _refuse(noisy: NoisyFeatures, targets: Targets, weights: Weights) -> None:
-    """Raise for softmax targets that need all log-probabilities."""
-    if noisy.link == "softmax" and targets.ids is None:
-        raise ValueError(
-            "targets given as rows of class probabilities need all classes in one process; with classes on several "
-            "give class ids, or repeat each example for its likely classes with weight="
-        )
-    if weights.smoothing:
-        raise ValueError(
-            f"label_smoothing={weights.smoothing} needs all classes in one process; leave it out with several"
-        )
 
 
 def _device_of(mesh: "DeviceMesh", device: torch.device | str | None) -> torch.device:
