@@ -146,5 +146,7 @@ class _SparseRows(torch.autograd.Function):
 
 
 def gather_rows(table: Tensor, index: Tensor, sparse: bool) -> Tensor:
-    """table[index], rows [C, ...] at [C]; with `sparse` the gradient is a sparse tensor, for torch.optim.SparseAdam."""
-    return _SparseRows.apply(table, index) if sparse else table[index]
+    """table[index], rows [..., D] at [...]; with `sparse` the gradient is sparse, for torch.optim.SparseAdam."""
+    if not sparse:
+        return table[index]
+    return _SparseRows.apply(table, index.flatten()).unflatten(0, index.shape)

@@ -16,6 +16,7 @@ from hetxl.functional import Link, Summary
 from hetxl.functional.distribution import Order
 from hetxl.functional.engine.evaluate import mixing_of
 from hetxl.functional.engine.inputs import Inputs
+from hetxl.functional.engine.predict import joined
 from hetxl.functional.engine.sigmoid import mean_sigmoid_rows
 from hetxl.functional.links import log_mean_exp, sigmoid_entropy, softmax_entropy
 
@@ -60,7 +61,7 @@ def predict_among(
         log_probs, entropy, expected, left_out = finish(u, v, count)
         values, places = log_probs.topk(top_k)
         parts.append((values, classes[some].gather(-1, places), entropy, expected, left_out))
-    return Summary(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return joined(parts, torch.Size((inputs.batch,)))
 
 
 class _Logits:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetxl.classifiers.active import gather_rows
 from hetxl.functional import Affine
 from hetxl.nn.classifier import Classifier
 
@@ -29,6 +30,9 @@ class LinearClassifier(Classifier):
     >>> LinearClassifier(64, 1000)(torch.randn(8, 64)).shape
     torch.Size([8, 1000])
     """
+
+    sparse = False
+    """Whether W and b get sparse gradients where only some of their rows are read."""
 
     def __init__(
         self,
@@ -78,8 +82,9 @@ class LinearClassifier(Classifier):
         return Affine(self._scaled(self.weight), self.bias)
 
     def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W and b at classes [...]: [..., D], and [...] or None."""
-        return self._scaled(self.weight[classes]), None if self.bias is None else self.bias[classes]
+        """W and b at classes [...]: [..., D], and [...] or None; with gradients as `sparse` says."""
+        bias = None if self.bias is None else gather_rows(self.bias, classes, self.sparse)
+        return self._scaled(gather_rows(self.weight, classes, self.sparse)), bias
 
     def prepare(self, features: Tensor) -> Tensor:
         """Features [..., D], of unit length for a cosine classifier."""

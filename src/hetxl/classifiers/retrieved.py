@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from hetxl.classifiers.active import Active, active_nll, check_few, gather_rows, labels_of, with_drawn
+from hetxl.classifiers.active import Active, active_nll, check_few, labels_of, with_drawn
 from hetxl.classifiers.candidates import predict_among
 from hetxl.classifiers.index import INDEXES, ClassIndex, top_logits
 from hetxl.classifiers.linear import LinearClassifier
@@ -14,6 +14,7 @@ from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional._compile import not_compiled
 from hetxl.functional.engine.inputs import gather_inputs
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
+from hetxl.functional.engine.predict import joined
 from hetxl.nn.noisy import NoisyFeatures
 
 
@@ -126,14 +127,6 @@ class RetrievedClassifier(LinearClassifier):
             self._index.follow(self.weight, self.bias, queries, strictly=not self.training)
             return self._index.recall(self.weight, self.bias, queries, k, thorough=True)
 
-    def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W and b at classes [...], with gradients as `sparse` says."""
-        flat = classes.flatten()
-        weight = gather_rows(self.weight, flat, self.sparse).unflatten(0, classes.shape)
-        if self.bias is None:
-            return weight, None
-        return weight, gather_rows(self.bias, flat, self.sparse).unflatten(0, classes.shape)
-
     def active(self, noisy: NoisyFeatures, targets: Targets) -> Active:
         """The classes that the loss of a batch looks at."""
         labels = labels_of(targets)
@@ -189,9 +182,7 @@ class RetrievedClassifier(LinearClassifier):
                 order=noisy.order,
                 budget=noisy.memory_budget or DEFAULT_BUDGET,
             )
-        shape = noisy.features.shape[:-1]
-        columns = [column.view((*shape, *column.shape[1:])) for column in summary if column is not None]
-        return Summary(*columns)
+        return joined([summary], noisy.features.shape[:-1])
 
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""

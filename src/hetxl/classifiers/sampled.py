@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hetxl.classifiers.active import Active, active_nll, check_few, gather_rows, labels_of, with_drawn
+from hetxl.classifiers.active import Active, active_nll, check_few, labels_of, with_drawn
 from hetxl.classifiers.linear import LinearClassifier
 from hetxl.classifiers.negatives import NEGATIVES, build_proposal
 from hetxl.functional import Targets, Weights
@@ -57,11 +57,6 @@ class SampledClassifier(LinearClassifier):
         self.negatives = integer_at_least("negatives", negatives, 1)
         self.proposal, self.sparse = proposal, sparse
         self.draws_from = build_proposal(proposal, num_classes, counts, power).to(self.weight.device)
-
-    def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W and b at classes [C], with gradients as `sparse` says."""
-        bias = None if self.bias is None else gather_rows(self.bias, classes, self.sparse)
-        return gather_rows(self.weight, classes, self.sparse), bias
 
     def active(self, targets: Targets, generator: torch.Generator | None = None) -> Active:
         """The classes that the loss of a batch looks at."""
