@@ -15,7 +15,7 @@ class Bar:
         value: the bar.
         stretch: the better value, or None.
         at_least: whether values must lie above, as speed-ups do, or below, as costs do.
-        unit: "×" or "MB"
+        unit: "×", "%" (of a share) or "MB"
     """
 
     value: float
@@ -41,6 +41,8 @@ def amount(value: float, unit: str) -> str:
     """A value with its unit; as many digits as are worth reading."""
     if unit == "×":
         return f"{value:.3g}×" if abs(value) < 100 else f"{value:,.0f}×"
+    if unit == "%":
+        return f"{100 * value:.3g} %"
     if unit == "MB":
         return f"{value:,.0f} MB"
     return f"{value:.2g}{unit}"

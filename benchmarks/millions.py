@@ -34,6 +34,7 @@ from hetxl.profiling.memory import training_memory
 
 RANK, SAMPLES = 10, 4
 NEGATIVES, NEIGHBOURS, OTHERS = 8192, 16, 4096
+HELD_OUT = 128
 TIMES = {"linear": 5.0, "sampled": 2.0, "retrieved": 2.0}
 """Of a step of DET, at most: S = 4 samples go through W in the place of one vector, and not through anything else."""
 ERROR = 0.1
@@ -99,7 +100,8 @@ class Training:
         if setting.kind == "linear":
             self.classifier = LinearClassifier(*size)
         elif setting.kind == "sampled":
-            self.classifier = SampledClassifier(*size, negatives=NEGATIVES, sparse=True)
+            # The classes are in the order of their frequency.
+            self.classifier = SampledClassifier(*size, negatives=NEGATIVES, proposal="log-uniform", sparse=True)
         else:
             self.classifier = RetrievedClassifier(*size, neighbours=NEIGHBOURS, others=OTHERS, sparse=True)
         self.backbone = Context(setting.D)
@@ -175,9 +177,12 @@ def predicted(setting: Setting, name: str) -> int:
     return memory.total + backbone
 
 
-def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> tuple[list[Row], list[str]]:
-    """The rows of the table, and a line on the training."""
+def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> list[Row]:
+    """The rows of the table."""
     contexts, classes = ngrams(ids, setting.length, setting.K)
+    # Rows stand in the order of the files: without this, those held out would come from one of them.
+    shuffled = np.random.default_rng(0).permutation(len(classes))
+    contexts, classes = contexts[shuffled], classes[shuffled]
     file = folder / "rows.npz"
     np.savez(file, contexts=contexts[:100_000], classes=classes[:100_000])
     context = multiprocessing.get_context("forkserver")
@@ -187,7 +192,8 @@ def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> tup
         with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
             peaks[name] = executor.submit(peak_of, setting, name, str(file)).result()
     inputs, targets = torch.from_numpy(contexts), torch.from_numpy(classes)
-    following, held_out = batches(inputs[1000:], targets[1000:], setting.B), (inputs[:64], targets[:64])
+    following = batches(inputs[HELD_OUT:], targets[HELD_OUT:], setting.B)
+    held_out = inputs[:HELD_OUT], targets[:HELD_OUT]
     training = Training(setting)
     before = training.nll("het-xl", *held_out)
     for _ in range(setting.steps):
@@ -205,8 +211,9 @@ def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> tup
         rows.append(
             Row(f"{setting.name}: {label}, peak memory, error of the formula", missed, Bar(ERROR, unit=""), detail)
         )
-    line = f"{setting.name}: NLL of held-out rows over all classes {before:.2f} → {after:.2f} after "
-    return rows, [f"{line}{setting.steps} steps of HET-XL"]
+    label = f"{setting.name}: NLL of {HELD_OUT} held-out rows over all classes after {setting.steps} steps of HET-XL"
+    rows.append(Row(label, after / before, Bar(1.0), f"{before:.2f} → {after:.2f}"))
+    return rows
 
 
 def main() -> int:
@@ -217,19 +224,15 @@ def main() -> int:
     options = parser.parse_args()
     begin = time.perf_counter()
     rows: list[Row] = []
-    lines: list[str] = []
     read: dict[tuple[str, ...], np.ndarray] = {}
     with tempfile.TemporaryDirectory() as folder:
         for setting in QUICK if options.quick else FULL:
             if setting.places not in read:
                 read = {setting.places: words(setting.places, 200_000 if options.quick else 40_000_000)}
             print(setting.name, file=sys.stderr, flush=True)
-            found, told = measure(setting, read[setting.places], Path(folder), 1 if options.quick else 5)
-            rows += found
-            lines += told
+            rows += measure(setting, read[setting.places], Path(folder), 1 if options.quick else 5)
     spent = time.perf_counter() - begin
     text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
-    text += "\n\n" + "\n".join(f"- {line}" for line in lines)
     text += f"\n\nOn {machine(torch.get_num_threads())}; {spent:.0f} s."
     print(text)
     if options.write is not None:

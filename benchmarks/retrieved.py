@@ -1,7 +1,7 @@
 """Prediction through an index of the classes (`RetrievedClassifier`) against prediction over all of them.
 
-python benchmarks/retrieved.py                      # a million classes: about a quarter of an hour, 5 GB
-python benchmarks/retrieved.py --classes 20000      # seconds
+    python benchmarks/retrieved.py [--write docs/many_classes.md]   # a million classes: about 10 minutes, 5 GB
+    python benchmarks/retrieved.py --classes 20000                  # seconds; too few for an index to be worth it
 
 Both heads have the same weights. Rows of W come in clusters of 50 about a common centre, and features are a row with
 noise, so that there is a right answer with 49 near ones. Ends with code 1 if the two agree on the first class of fewer
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from _bars import HEADER, Bar, Row, missed
+from _page import markdown_table, replace_between
 from _timing import interleaved_medians, machine
-from rich.console import Console
 from torch import Tensor
 
 from hetxl import HetXLHead, Prediction
@@ -33,7 +34,7 @@ BLUR = 0.7
 LOGIT = 25.0
 """Of a row's centre by itself: enough to stand out of a million."""
 BLOCK = 50_000
-AGREEMENT, SPEED = 0.99, 5.0
+AGREEMENT, SPEED = Bar(0.99, at_least=True, unit="%"), Bar(5.0, at_least=True)
 
 
 class Heads(NamedTuple):
@@ -55,7 +56,7 @@ class Heads(NamedTuple):
 def prepare(options: argparse.Namespace) -> Heads:
     """The heads; W is there once, in both of them."""
     K, D = options.classes, options.features
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     indexed = RetrievedClassifier(D, K, index=options.index, neighbours=32)
     centres = torch.randn(max(1, K // CLUSTER), D)
     scale = LOGIT / D
@@ -88,8 +89,57 @@ def resident() -> float:
     return pages * resource.getpagesize() / 1e9
 
 
-def main() -> None:
-    """Measure and print."""
+def timed(heads: Heads, options: argparse.Namespace) -> Row:
+    """How much faster the index answers."""
+    few = heads.features[: options.batch]
+    tasks = {
+        "whole": lambda: predict(heads.whole, few, options.samples),
+        "retrieved": lambda: predict(heads.retrieved, few, options.samples),
+    }
+    times = interleaved_medians(tasks, options.rounds)
+    each = {name: 1000 * value / len(few) for name, value in times.items()}
+    detail = f"{each['whole']:.0f} ms an example over all classes, {each['retrieved']:.1f} ms through the index"
+    return Row("prediction of the top 5, speed", times["whole"] / times["retrieved"], SPEED, detail)
+
+
+def compared(heads: Heads, options: argparse.Namespace) -> tuple[Row, str]:
+    """On how many examples the two agree, and a line on the rest."""
+    same, right, off, left_out = 0, 0, 0.0, 0.0
+    for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
+        first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))
+        same += int((first.labels == second.labels).sum())
+        right += int((second.labels == labels).sum())
+        off = max(off, float((first.probs[:, 0] - second.probs[:, 0]).abs().max()))
+        assert first.left_out is not None
+        left_out += float(first.left_out.sum())
+    count = len(heads.labels)
+    line = (
+        f"{right / count:.1%} of the predictions over all classes are right; the first class's probability is at most "
+    )
+    line += f"{off:.4f} off; {left_out / count:.4f} of the probability lies on classes that the index left out"
+    return Row("the same first class", same / count, AGREEMENT, f"{same} of {count} examples"), line
+
+
+def measure(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    """The rows of the table, and lines on what is behind them."""
+    heads = prepare(options)
+    indexed = heads.retrieved.classifier
+    assert isinstance(indexed, RetrievedClassifier)
+    before, begin, busy = resident(), time.perf_counter(), time.process_time()
+    indexed.sync(heads.features)
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    recall = {k: indexed.recall(heads.features, k) for k in (1, 10)}
+    deviation = heads.whole.logit_distribution(heads.features[:1]).covariance(heads.labels[:1, None])
+    row, line = compared(heads, options)
+    return [timed(heads, options), row], [
+        f"The index was built in {seconds:.0f} s ({busy:.0f} s of CPU time) and takes {resident() - before:.2f} GB; it "
+        f"finds {recall[1]:.2%} of the first classes by mean logit and {recall[10]:.2%} of the first ten",
+        f"{line}. The noise of a logit has a standard deviation of {float(deviation.sqrt()):.2f}",
+    ]
+
+
+def main() -> int:
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, default=1_000_000, help="K")
     parser.add_argument("--features", type=int, default=256, help="D")
@@ -101,50 +151,22 @@ def main() -> None:
     parser.add_argument("--noise-init", type=float, default=0.5)
     parser.add_argument("--index", choices=("ivf", "hnsw"), default="ivf")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seed", type=int, default=1, help="of rows, features and noise; the index was chosen on 0")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
-    console = Console()
+    rows, lines = measure(options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     sizes = f"K = {options.classes:,}, D = {options.features}, R = {options.rank}, S = {options.samples}"
-    console.print(f"{sizes}; {machine(options.threads)}")
-    heads = prepare(options)
-    indexed = heads.retrieved.classifier
-    assert isinstance(indexed, RetrievedClassifier)
-
-    before, begin, busy = resident(), time.perf_counter(), time.process_time()
-    indexed.sync(heads.features)
-    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
-    console.print(f"index: built in {seconds:.0f} s ({busy:.0f} s of CPU time), {resident() - before:.2f} GB")
-    recall = {k: indexed.recall(heads.features, k) for k in (1, 10)}
-    console.print(f"recall: {recall[1]:.2%} of the first class, {recall[10]:.2%} of the first ten")
-
-    deviation = heads.whole.logit_distribution(heads.features[:1]).covariance(heads.labels[:1, None])
-    console.print(f"noise of a logit: standard deviation {float(deviation.sqrt()):.2f}")
-    few = heads.features[: options.batch]
-    tasks = {
-        "whole": lambda: predict(heads.whole, few, options.samples),
-        "retrieved": lambda: predict(heads.retrieved, few, options.samples),
-    }
-    times = interleaved_medians(tasks, options.rounds)
-    each = {name: 1000 * value / len(few) for name, value in times.items()}
-    faster = times["whole"] / times["retrieved"]
-    console.print(f"per example: {each['whole']:.0f} ms over all classes, {each['retrieved']:.1f} ms retrieved")
-    console.print(f"speed: {faster:.1f}× (bar {SPEED:g}×)")
-
-    same, right, off, left_out = 0, 0, 0.0, 0.0
-    for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
-        first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))
-        same += int((first.labels == second.labels).sum())
-        right += int((second.labels == labels).sum())
-        off = max(off, float((first.probs[:, 0] - second.probs[:, 0]).abs().max()))
-        assert first.left_out is not None
-        left_out += float(first.left_out.sum())
-    count = len(heads.labels)
-    console.print(f"first class: the same for {same / count:.2%} of {count} examples (bar {AGREEMENT:.0%})")
-    console.print(f"right: {right / count:.1%}; its probability at most {off:.4f} off; left out {left_out / count:.4f}")
-    console.print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.1f} GB")
-    sys.exit(int(same / count < AGREEMENT or faster < SPEED))
+    text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
+    text += "\n\n" + "\n".join(f"- {line}" for line in lines)
+    text += f"\n\n{sizes}, seed {options.seed}, {peak:.1f} GB at the peak, on {machine(options.threads)}."
+    print(text)
+    if options.write is not None:
+        options.write.write_text(replace_between(options.write.read_text(), text, "retrieved.py"))
+    return int(bool(missed(rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,12 +1,18 @@
 """Metrics of a trained run, on its own data and on others."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from hetxl.data import open_dataset
 from hetxl.data.synthetic import load_synthetic
+from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
+from hetxl.training.progress import Narrator
+from hetxl.training.train import train
 from support.training import DATA
 
 
@@ -38,6 +44,23 @@ def test_other_data_of_the_same_classes(finished, tmp_path):
     found = evaluate_run(finished, str(tmp_path / "features.npy"), labels=str(tmp_path / "labels.npy"), device="cpu")
     # All of it, in the same order: the metrics of the run's own test split.
     assert found == evaluate_run(finished, device="cpu")
+
+
+def test_a_model_of_grey_pictures_takes_a_folder_of_them(tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("dark", "light"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(12):
+            values = generator.integers(0, 60, (16, 16)) + (190 if name == "light" else 0)
+            Image.fromarray(values.astype(np.uint8)).save(tmp_path / "pictures" / name / f"{number}.png")
+    folder = str(tmp_path / "pictures")
+    dataset = open_dataset(folder, image_size=8, grey=True)
+    assert dataset.input.shape == (1, 8, 8)
+    options: dict[str, Any] = {"width": 8, "features": 8, "depth": 1, "rank": 2, "eval_samples": 4, "batch_size": 4}
+    config = TrainConfig(data=folder, steps=2, out=str(tmp_path / "run"), device="cpu", **options)
+    train(config, dataset=dataset, narrator=Narrator(quiet=True))
+    found = evaluate_run(tmp_path / "run", folder, device="cpu")
+    assert found["examples"] == 24
 
 
 def test_what_does_not_fit(finished, tmp_path):

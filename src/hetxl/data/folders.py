@@ -43,6 +43,7 @@ def load_images(
     image_size: int = 224,
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
+    grey: bool = False,
 ) -> Dataset:
     """A dataset of pictures from a folder or a manifest; their forms are those of this module.
 
@@ -54,6 +55,7 @@ def load_images(
         image_size: height and width that a backbone gets.
         mean: of red, green and blue, taken off.
         std: of red, green and blue, divided by.
+        grey: whether colours are left out, as a model of grey pictures needs it.
     """
     require_pillow()
     parts, notes = _read(path)
@@ -68,8 +70,8 @@ def load_images(
             raise ValueError(f"{other} holds {some(added)} rows, and none for {split}")
         parts[split] = chosen
         notes += more
-    make = partial(ImageSplit, size=image_size, mean=mean, std=std)
-    input = InputSpec("image", (3, image_size, image_size))
+    make = partial(ImageSplit, size=image_size, mean=mean, std=std, grey=grey)
+    input = InputSpec("image", (1 if grey else 3, image_size, image_size))
     return assemble(printable(path.stem), input, parts, make, plan or Plan(), notes=notes)
 
 

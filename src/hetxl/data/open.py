@@ -47,6 +47,7 @@ def open_dataset(
     validation: str | os.PathLike[str] | None = None,
     test: str | os.PathLike[str] | None = None,
     image_size: int = 224,
+    grey: bool = False,
     seed: int = 0,
     cache: Path | None = None,
     classes: Sequence[str] | int | None = None,
@@ -61,6 +62,7 @@ def open_dataset(
         validation: the path of the validation rows, where `data` does not hold them.
         test: the path of the test rows, where `data` does not hold them.
         image_size: height and width of pictures.
+        grey: whether pictures lose their colours, as a model of grey pictures needs it.
         seed: of the split of data that has none, and of built-in datasets.
         cache: folder for files that can be made again; by default $HETXL_CACHE, or ~/.cache/hetxl.
         classes: class names of a trained run, to get the same ids; labels that are none of them are an error. A number
@@ -88,7 +90,7 @@ def open_dataset(
         raise ValueError(
             f"labels={os.fspath(labels)} goes with a .npy file of features, not with pictures; use a manifest"
         )
-    return load_images(path, plan, image_size=image_size, **others, **options)
+    return load_images(path, plan, image_size=image_size, grey=grey, **others, **options)
 
 
 def open_inputs(

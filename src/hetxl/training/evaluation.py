@@ -50,9 +50,10 @@ def evaluate_run(
     elif split_spec(data)[0] in BUILT_IN:
         dataset = open_data(replace(config, data=data, labels=labels, validation=None, test=None))
     else:
-        dataset = open_dataset(
-            data, labels=labels, image_size=config.image_size, classes=trained.class_names, whole=True
-        )
+        pictures: dict[str, Any] = {}
+        if trained.spec.kind == "image":
+            pictures = {"image_size": trained.spec.shape[-1], "grey": trained.spec.shape[0] == 1}
+        dataset = open_dataset(data, labels=labels, classes=trained.class_names, whole=True, **pictures)
     if list(dataset.class_names) != list(trained.class_names):
         raise ValueError(f"{run} was trained on other classes than this data has; was the data changed since?")
     if (dataset.input.kind, tuple(dataset.input.shape)) != (trained.spec.kind, trained.spec.shape):
