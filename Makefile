@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,data,plots,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval
+EXTRAS := dev,data,plots,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval,tune,clip
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel of pyright carries the type checker: no download on first use.
@@ -47,12 +47,14 @@ browser: # a page is tested in a real browser: Debian's, installed where there i
 test-slow: $(STAMP) ## the tests that take longest: the wheel in an empty environment, runs of torchrun that are killed
 	@$(BIN)/python -m pytest -m slow
 
-bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop against their bars (about 25 minutes)
+bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop against their bars (about an hour)
 	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
+	@$(BIN)/python benchmarks/contrastive.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/millions.py --write docs/many_classes.md
+	@$(BIN)/python benchmarks/retrieved.py --write docs/many_classes.md
 
 docs: $(STAMP) ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"

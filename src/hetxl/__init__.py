@@ -9,7 +9,7 @@ prediction = head.predict(features, top_k=5)
 model = hetxl.convert(model)                                     # or a whole model, its last layer swapped
 """
 
-from hetxl import classifiers, functional, nn
+from hetxl import classifiers, contrastive, functional, nn
 from hetxl._version import __version__
 from hetxl.integrations.convert import convert, fused_loss, predict, revert
 from hetxl.nn import (
@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "build_head",
     "classifiers",
+    "contrastive",
     "convert",
     "functional",
     "fused_loss",

@@ -4,7 +4,46 @@ import pytest
 from typer.testing import CliRunner
 
 from hetxl.cli import app
+from hetxl.studies.forms import FORMS
+from hetxl.studies.registry import ENTRIES, listing
 from hetxl.studies.settings import Setting
+
+
+def test_the_list():
+    result = CliRunner().invoke(app, ["study", "--list"])
+    assert result.exit_code == 0
+    assert result.stdout.strip() == listing()
+
+
+def test_every_entry_is_a_command():
+    text = CliRunner().invoke(app, ["study", "--help"]).stdout
+    for name in ENTRIES:
+        assert f" {name} " in text
+
+
+def test_a_study_of_the_registry(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMS, "quick", FORMS["miniature"])
+    places = {name: tmp_path / name for name in ("out", "write", "cache")}
+    options = [part for name, place in places.items() for part in (f"--{name}", str(place))]
+    result = CliRunner().invoke(app, ["study", "alignment", "--quick", "--seeds", "5,", "--jobs", "1", *options])
+    assert result.exit_code == 0, result.output
+    page = (places["out"] / "alignment.md").read_text()
+    assert page in result.stdout
+    assert (places["write"] / "alignment.md").read_text() == page
+    assert "hetxl study alignment --quick --seeds 5," in page
+    assert [place.name.split("-seed")[1][0] for place in places["cache"].iterdir() if place.is_dir()] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["main", "--seeds", "none"], "--seeds"), (["residual", "--quick", "--jobs", "0"], "jobs must be at least 1")],
+)
+def test_mistakes_of_the_registry(arguments, message, tmp_path):
+    options = ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
+    result = CliRunner().invoke(app, ["study", *arguments, *options])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_defaults(tmp_path, monkeypatch):
@@ -25,12 +64,14 @@ SMALL = {"steps": 3, "batch_size": 32, "rank": 2, "train_samples": 2, "eval_samp
 
 def test_recovery(tmp_path, monkeypatch):
     monkeypatch.setattr("hetxl.studies.recovery.QUICK", SMALL | {"data": "synthetic:rows=400,classes=8,features=6"})
-    result = CliRunner().invoke(app, ["study", "recovery", "--quick", "--seeds", "3,", "--out", str(tmp_path / "out")])
+    places = ["--out", str(tmp_path / "out"), "--write", str(tmp_path / "pages")]
+    result = CliRunner().invoke(app, ["study", "recovery", "--quick", "--seeds", "3,", *places])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "study.md").read_text() in result.stdout
     assert "HET-XL closes" in result.stdout
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["seeds"] == [3]
     assert (tmp_path / "out" / "recovery.png").exists()
+    assert "(recovery.png)" in (tmp_path / "pages" / "recovery.md").read_text()
 
 
 def test_levers(tmp_path, monkeypatch):
@@ -45,9 +86,25 @@ def test_levers(tmp_path, monkeypatch):
     assert (out / "levers.png").exists()
 
 
+def test_tau(tmp_path, monkeypatch):
+    def run_study(**options):
+        (tmp_path / "study.md").write_text("# Choosing τ\n")
+        asked.append(options)
+        return tmp_path / "summary.json"
+
+    asked = []
+    monkeypatch.setattr("hetxl.studies.tau.study", run_study)
+    arguments = ["study", "tau", "--quick", "--head", "det", "--seeds", "4,5", "--jobs", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "# Choosing τ" in result.stdout
+    assert asked == [{"seeds": (4, 5), "out": tmp_path, "head": "det", "quick": True, "jobs": 1}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["tau", "--quick", "--head", "hat"], "head must be one of"),
         (["recovery", "pycode"], "data must be synthetic"),
         (["recovery", "--seeds", "0"], "--seeds"),
         (["levers", "--levers", "rank,ranks"], "ranks"),

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from hetxl import FixedTemperature, LearnedTemperature
+from hetxl import FixedTemperature, HetXLHead, LearnedTemperature
 from hetxl.nn.temperature import as_temperature
 
 
@@ -68,3 +68,9 @@ def test_a_scalar_in_a_state_dict_is_taken():
     temperature.load_state_dict({"raw": torch.tensor(0.7, dtype=torch.float64)})
     assert temperature.raw.item() == 0.7
     temperature.load_state_dict(temperature.state_dict())
+
+
+@pytest.mark.parametrize("word", ["auto", "learned"])
+def test_words_are_for_training(word):
+    with pytest.raises(ValueError, match=rf"found '{word}'.*TrainConfig"):
+        HetXLHead(4, 3, temperature=word)

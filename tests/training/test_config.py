@@ -80,6 +80,9 @@ def test_what_is_no_table_of_options():
         flatten([1], "config.json")  # pyright: ignore[reportArgumentType]
 
 
+FOLLOWING = {"temperature": "learned", "temperature_method": "bilevel"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -123,9 +126,19 @@ def test_what_is_no_table_of_options():
         ({"label_noise": "confusable", "label_noise_rate": -0.1}, "label_noise_rate must be in [0, 1], found -0.1"),
         ({"noise_learning_rate": -1}, "noise_learning_rate must be at least 0, found -1.0"),
         ({"noise_weight_decay": -0.1}, "noise_weight_decay must be at least 0, found -0.1"),
+        ({"temperature_low": 0.0}, "temperature_low must be positive, found 0.0"),
+        (
+            {"temperature": "learned", "temperature_init": 2.5, "temperature_high": 2.0},
+            "temperature_init must lie between temperature_low, 0.05, and temperature_high, 2, found 2.5",
+        ),
         ({"temperature_hold": 1.5}, "temperature_hold must be in [0, 1], found 1.5"),
         ({"temperature_hold": -0.5}, "temperature_hold must be in [0, 1], found -0.5"),
         ({"temperature_prior": -1.0}, "temperature_prior must be at least 0, found -1.0"),
+        ({"temperature_method": "bilevel"}, "temperature_method = bilevel needs temperature = learned, found auto"),
+        ({"temperature_held_out": 0.1}, "temperature_held_out is 0.1 and temperature_method train"),
+        ({**FOLLOWING, "temperature_held_out": 1.0}, "temperature_held_out must be in [0, 1), found 1.0"),
+        ({**FOLLOWING, "precision": "float16"}, "goes with precision = float32 or bfloat16, found float16"),
+        ({**FOLLOWING, "classifier": "sampled"}, "temperature_method = bilevel needs classifier = linear"),
         ({"normalize_features": 1}, "normalize_features must be true or false, found 1"),
     ],
 )

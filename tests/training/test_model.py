@@ -67,6 +67,8 @@ def test_temperature():
     assert isinstance(option(head="det", temperature="learned"), LearnedTemperature)
     assert option(temperature="0.5") == option(temperature=0.5) == 0.5
     assert float(build(temperature="learned", temperature_init=1.5).head.temperature().detach()) == pytest.approx(1.5)
+    bounded = option(temperature="learned", temperature_low=0.5, temperature_high=2.0)
+    assert (bounded.low, bounded.high, bounded.init) == (0.5, 2.0, 1.0)
     assert build(head="det").head.temperature() == 1.0
 
 

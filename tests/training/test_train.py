@@ -173,3 +173,30 @@ def test_options_of_built_in_data():
     dataset = open_data(TrainConfig(data="synthetic:rows=400,classes=7,features=3,noise=0.5"))
     assert dataset.num_classes == 7
     assert dataset.input.shape == (3,)
+
+
+def test_an_automatic_temperature_is_decided_by_the_data(tmp_path, monkeypatch):
+    few = run_of(tmp_path / "few")
+    assert result_of(few)["temperature"] == 1.0
+    monkeypatch.setattr("hetxl.tuning.auto.STEPS", 5)
+    enough = run_of(tmp_path / "enough", learning_rate=0.1)
+    assert result_of(enough)["temperature"] != 1.0
+    # It is built again as it was decided, whatever would be decided now.
+    monkeypatch.undo()
+    found = load_run(enough.path)
+    assert found.run.config.temperature == "auto"
+    assert float(found.model.head.temperature().detach()) == pytest.approx(result_of(enough)["temperature"])
+    monkeypatch.setattr("hetxl.tuning.auto.STEPS", 5)
+    noisy = run_of(tmp_path / "noisy", label_noise="symmetric", label_noise_rate=0.2)
+    assert result_of(noisy)["temperature"] == 1.0
+    many = run_of(tmp_path / "many", steps=70)  # more than one pass over 90 examples a class
+    assert result_of(many)["temperature"] == 1.0
+
+
+def test_a_temperature_that_follows_the_validation_loss(tmp_path):
+    options = {"temperature": "learned", "temperature_method": "bilevel", "learning_rate": 0.1}
+    run = run_of(tmp_path / "run", **options)
+    assert result_of(run)["temperature"] != 1.0
+    assert load_run(run.path).run.config.temperature_method == "bilevel"
+    frozen = run_of(tmp_path / "frozen", **options, backbone="mlp", width=8, features=4, frozen=True)
+    assert result_of(frozen)["temperature"] != 1.0

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from hetxl import __version__
+from hetxl.cli.contrastive import contrastive
 from hetxl.cli.data import data
 from hetxl.cli.evaluate import evaluate
 from hetxl.cli.export import export
@@ -13,6 +14,7 @@ from hetxl.cli.predict import predict
 from hetxl.cli.report import report
 from hetxl.cli.study import study
 from hetxl.cli.train import compare, train
+from hetxl.cli.tune import tune
 
 # Plain errors and help: one line is one line, wherever it is read. Tracebacks never show the values of variables.
 app = typer.Typer(
@@ -23,8 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (compare, train, evaluate, predict, export, report, params):
+for command in (compare, train, tune, evaluate, predict, export, report, params):
     app.command()(command)
+app.add_typer(contrastive, name="contrastive")
 app.add_typer(data, name="data")
 app.add_typer(study, name="study")
 

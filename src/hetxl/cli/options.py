@@ -16,20 +16,23 @@ from hetxl.training.config import TrainConfig, read_toml
 CONFIG_HELP = "TOML file with options; flags go before it."
 
 
-def config_flags(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every option of `TrainConfig`, and `--config FILE`.
+def config_flags(
+    without: tuple[str, ...] = (), kind: type = TrainConfig
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every option of a configuration, and `--config FILE`.
 
     The command is called with its own parameters and `given`, the options that were given: those of the file, and over
     them the flags.
 
     Args:
         without: options that are no flags of this command.
+        kind: the configuration, a dataclass whose fields are made by `hetxl.training.config.option`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        fields = [field for field in dataclasses.fields(TrainConfig) if field.name not in without]
+        fields = [field for field in dataclasses.fields(kind) if field.name not in without]
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "given"]
-        flags = [_flag(field) for field in fields]
+        flags = [_flag(field, kind) for field in fields]
         config = inspect.Parameter(
             "config",
             inspect.Parameter.KEYWORD_ONLY,
@@ -71,8 +74,8 @@ def resolve(given: Given, defaults: Mapping[str, Any] | None = None, **positiona
     return TrainConfig(**values)
 
 
-def _flag(field: dataclasses.Field) -> inspect.Parameter:
-    hint = typing.get_type_hints(TrainConfig)[field.name]
+def _flag(field: dataclasses.Field, config: type) -> inspect.Parameter:
+    hint = typing.get_type_hints(config)[field.name]
     kind = hint if not isinstance(hint, types.UnionType) else next(k for k in hint.__args__ if k is not type(None))
     text, choices = field.metadata["help"], field.metadata["choices"]
     if choices:

@@ -1,6 +1,7 @@
-"""`hetxl study`."""
+"""`hetxl study`: a command for every entry of the registry, and those of the studies that have options of their own."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,80 @@ import typer
 
 from hetxl.cli.errors import one_line_errors
 from hetxl.cli.train import seeds_from
+from hetxl.studies.registry import ENTRIES, Entry, listing
 
 study = typer.Typer(help="Comparisons that answer one question each.", no_args_is_help=True, rich_markup_mode=None)
 
+Write = Annotated[
+    Path | None, typer.Option(help="Folder of pages to put the results in, such as docs/studies.", show_default=False)
+]
+
+
+def _list(wanted: bool) -> None:
+    if wanted:
+        typer.echo(listing())
+        raise typer.Exit
+
 
 @study.callback()
-def _group() -> None:
+def _group(
+    list_: Annotated[
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="All studies, with what they cost.")
+    ] = False,
+) -> None:
     """Run a study; one that was stopped goes on when the same command is given again."""
+
+
+def _command_of(entry: Entry) -> Callable[..., None]:
+    """The command of a study that has a module."""
+
+    def command(
+        *,
+        quick: Annotated[bool, typer.Option(help="A small form instead, in minutes.")] = False,
+        seeds: Annotated[
+            str | None, typer.Option(help="How many seeds, or which as in 3,4,5 [3; quick 2].", show_default=False)
+        ] = None,
+        out: Annotated[
+            Path | None, typer.Option(help=f"Directory of the results [runs/studies/{entry.name}].", show_default=False)
+        ] = None,
+        write: Write = None,
+        cache: Annotated[Path, typer.Option(help="Directory of the trainings, which studies share.")] = Path(
+            "runs/studies/cache"
+        ),
+        jobs: Annotated[
+            int | None, typer.Option(help="Trainings at a time, one thread each [one a core].", show_default=False)
+        ] = None,
+    ) -> None:
+        with one_line_errors():
+            from hetxl.studies.run import run_study
+
+            page = run_study(
+                entry.name,
+                form="quick" if quick else "full",
+                seeds=None if seeds is None else seeds_from(seeds),
+                out=out,
+                write=write,
+                cache=cache,
+                jobs=jobs,
+            )
+            typer.echo(page.read_text(encoding="utf-8"))
+            typer.echo(f"Page: {page}; its picture and numbers are beside it")
+
+    command.__doc__ = f"{entry.title}. The paper: {entry.paper}."
+    return command
+
+
+for _entry in ENTRIES.values():
+    if _entry.module:
+        study.command(_entry.name)(_command_of(_entry))
+
+
+def _publish(name: str, text: str, write: Path | None, pictures: Mapping[str, Path]) -> None:
+    """Put the page of a study with a command of its own where it was asked for."""
+    if write is not None:
+        from hetxl.studies.page import publish_own
+
+        publish_own(ENTRIES[name], text, f"hetxl study {name}", write, pictures)
 
 
 @study.command()
@@ -33,6 +101,7 @@ def defaults(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the study [runs/study-defaults].", show_default=False)
     ] = None,
+    write: Write = None,
 ) -> None:
     """Is HET-XL with its defaults ever worse than DET, and where is it better?"""
     with one_line_errors():
@@ -56,6 +125,7 @@ def defaults(
             parts = [verdict_table(summaries), count_verdicts(summaries) + "\n", *parts]
         page = "\n".join(parts)
         (directory / "study.md").write_text(page, encoding="utf-8")
+        _publish("defaults", page, write, {})
         typer.echo(page)
         typer.echo(f"Tables: {directory / 'study.md'}; the results themselves: summary.json of each setting beside it")
 
@@ -70,6 +140,7 @@ def recovery(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the study [runs/study-recovery].", show_default=False)
     ] = None,
+    write: Write = None,
 ) -> None:
     """How near do the heads come to the model that their data was drawn from?"""
     with one_line_errors():
@@ -78,7 +149,9 @@ def recovery(
         options = {"data_seed": data_seed} if data_seed else None
         directory = out or Path("runs") / ("study-recovery-quick" if quick else "study-recovery")
         summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick, options=options)
-        typer.echo(summary.with_name("study.md").read_text(encoding="utf-8"))
+        page = summary.with_name("study.md").read_text(encoding="utf-8")
+        _publish("recovery", page, write, {"recovery.png": summary.with_name("recovery.png")})
+        typer.echo(page)
         typer.echo(f"Picture: {summary.with_name('recovery.png')}; the results themselves: {summary}")
 
 
@@ -93,6 +166,7 @@ def levers(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the study [runs/study-levers-DATA].", show_default=False)
     ] = None,
+    write: Write = None,
 ) -> None:
     """What is each choice that HET-XL's defaults make worth, when one at a time is changed?"""
     with one_line_errors():
@@ -100,8 +174,59 @@ def levers(
         from hetxl.studies.variants import LEVERS
 
         summary = run_study(data, levers=_names(levers, tuple(LEVERS)), seeds=seeds_from(seeds), out=out)
-        typer.echo(summary.with_name("study.md").read_text(encoding="utf-8"))
+        page = summary.with_name("study.md").read_text(encoding="utf-8")
+        _publish("levers", page, write, {"levers.png": summary.with_name("levers.png")})
+        typer.echo(page)
         typer.echo(f"Picture: {summary.with_name('levers.png')}; the results themselves: {summary}")
+
+
+@study.command()
+def tau(
+    *,
+    head: Annotated[str, typer.Option(help="Whose τ: det, het, het-h or het-xl.")] = "het-xl",
+    seeds: Annotated[str, typer.Option(help="How many replications, or which seeds as in 3,4,5.")] = "3",
+    quick: Annotated[bool, typer.Option(help="Small synthetic data and searches instead, in minutes.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Trainings at a time [as many as there are cores and memory].", min=1, show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the study [runs/study-tau].", show_default=False)
+    ] = None,
+) -> None:
+    """Which way to choose the temperature is right, on much data and on little?"""
+    with one_line_errors():
+        from hetxl.studies.tau import study as run_study
+
+        directory = out or Path("runs") / ("study-tau-quick" if quick else "study-tau")
+        summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, jobs=jobs)
+        typer.echo(summary.with_name("study.md").read_text(encoding="utf-8"))
+        typer.echo(f"Pictures: {summary.with_name('study.html')}; the results themselves: {summary}")
+
+
+@study.command()
+def contrastive(
+    data: Annotated[
+        str | None, typer.Argument(help="As for hetxl contrastive train [icons].", show_default=False)
+    ] = None,
+    *,
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which as in 3,4,5.")] = "5",
+    quick: Annotated[bool, typer.Option(help="Few steps on few pairs instead, in minutes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the study [runs/study-contrastive].", show_default=False)
+    ] = None,
+    write: Write = None,
+) -> None:
+    """Does HET-XL help contrastive learning, with clean pairs and with swapped ones?"""
+    with one_line_errors():
+        from hetxl.studies.contrastive import study as run_study
+
+        directory = out or Path("runs") / ("study-contrastive-quick" if quick else "study-contrastive")
+        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick)
+        page = summary.with_name("study.md").read_text(encoding="utf-8")
+        _publish("contrastive", page, write, {})
+        typer.echo(page)
+        typer.echo(f"The results themselves: {summary}")
 
 
 def _names(text: str | None, everything: tuple[str, ...]) -> tuple[str, ...]:

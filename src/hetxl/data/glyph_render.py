@@ -62,13 +62,13 @@ def render(
     """
     font = open_font(path, index)
     counts: Counter[bytes] = Counter()
-    missing = _draw(font, MISSING)
+    missing = draw(font, MISSING)
     if missing is not None:
         counts[_digest(missing)] = 2  # as if two had it: never one character's own
     pictures: dict[bytes, np.ndarray] = {}
     digests: list[bytes | None] = []
     for character in characters:
-        ink = _draw(font, character)
+        ink = draw(font, character)
         digests.append(None if ink is None else _digest(ink))
         if ink is not None and (digest := digests[-1]) is not None:
             counts[digest] += 1
@@ -123,11 +123,17 @@ def engine() -> str:
     return f"Pillow {PIL.__version__} with FreeType {features.version('freetype2')}"
 
 
-def _draw(font: "FreeTypeFont", character: str) -> "Image | None":
-    """A drawing cut out at the edges of its ink; None where there is none."""
+def draw(font: "FreeTypeFont", character: str, room: int = ROOM) -> "Image | None":
+    """A drawing cut out at the edges of its ink; None where there is none.
+
+    Args:
+        font: at `FINER` times its size.
+        character: one.
+        room: side of the sheet, as a multiple of the picture's.
+    """
     from PIL import Image, ImageDraw
 
-    side = SIZE * FINER * ROOM
+    side = SIZE * FINER * room
     sheet = Image.new("L", (side, side))
     try:
         ImageDraw.Draw(sheet).text((side / 2, side / 2), character, fill=255, font=font, anchor="mm")

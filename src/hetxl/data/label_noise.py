@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetxl.data.build.files import write_whole
+from hetxl.data.build.files import write_arrays
 from hetxl.data.dataset import Dataset, Fetched, InputSpec, Shown, Split
 from hetxl.data.labels import Labels
 from hetxl.data.near_classes import as_vectors, blocks, near_classes
@@ -65,11 +65,7 @@ class LabelNoise:
         Args:
             path: of the file.
         """
-        write_whole(Path(path), self._write)
-
-    def _write(self, path: Path) -> None:
-        with open(path, "wb") as file:  # given a name, numpy would add its own ending
-            np.savez_compressed(file, **{name: getattr(self, name) for name in _FIELDS})
+        write_arrays(Path(path), {name: getattr(self, name) for name in _FIELDS})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LabelNoise":

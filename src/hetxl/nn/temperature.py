@@ -88,4 +88,10 @@ def as_temperature(temperature: float | nn.Module) -> nn.Module:
     """A number becomes a FixedTemperature; a module is taken as it is, by reference."""
     if isinstance(temperature, nn.Module):
         return temperature
+    if temperature in ("auto", "learned"):
+        # What is right depends on the data and the steps, which a head does not know.
+        raise ValueError(
+            f"temperature must be a positive number or a module such as LearnedTemperature(), found {temperature!r}; "
+            '"auto" and "learned" are options of training: hetxl train --temperature, TrainConfig(temperature=...)'
+        )
     return FixedTemperature(temperature)

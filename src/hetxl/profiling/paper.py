@@ -8,19 +8,35 @@ from rich.table import Table
 
 from hetxl.profiling.backbones import build_backbone
 from hetxl.profiling.parameters import compare_heads
+from hetxl.studies.paper import classes_of
+from hetxl.studies.paper import paper_table as figures_of
 
 BACKBONES = {"resnet152": "ResNet152x1", "vit-l/32": "ViT-L/32"}
 """Our names for the paper's."""
 
-CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "JFT-4B": 29_593}
+LABEL = "tab:results"
+"""Of the table, see `hetxl.studies.paper`, where its figures are."""
+
+DATASETS = ("JFT-300M", "ImageNet-21k", "JFT-4B")
+CLASSES = {dataset: classes_of(dataset) for dataset in DATASETS}
 """K of each dataset."""
 
-MILLIONS: dict[str, dict[str, tuple[float | None, float | None]]] = {
-    "JFT-300M": {"det": (95.6, 325.3), "het": (171.5, 363.7), "het-h": (104.1, 327.5), "het-xl": (104.1, 327.5)},
-    "ImageNet-21k": {"det": (102.9, 328.9), "het": (193.5, 374.8), "het-h": (111.4, 331.1), "het-xl": (111.4, 331.1)},
-    "JFT-4B": {"det": (118.8, 336.9), "het": (241.6, 399.1), "het-h": (None, None), "het-xl": (127.2, 339.0)},
-}
-"""Millions of parameters, in the order of BACKBONES. The paper has no HET-H on JFT-4B."""
+ROWS = {"det": "DET", "het": "HET τ*", "het-h": "HET-H", "het-xl": "HET-XL"}
+"""Rows of the table by our names for the heads; HET has as many parameters whatever its τ."""
+
+
+def paper_millions(backbone: str, dataset: str, head: str) -> float | None:
+    """Millions of parameters that the paper reports; None where it has no figure, as for HET-H on JFT-4B.
+
+    Args:
+        backbone: a key of BACKBONES.
+        dataset: one of DATASETS.
+        head: a key of ROWS.
+    """
+    table = figures_of(LABEL)
+    if not any(row.group == dataset and row.name == ROWS[head] for row in table.rows):
+        return None
+    return table.value(ROWS[head], f"{BACKBONES[backbone]} parameters, M", dataset)
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,7 @@ class PaperCell:
 
     Attributes:
         backbone: a key of BACKBONES.
-        dataset: a key of CLASSES.
+        dataset: one of DATASETS.
         head: a key of `hetxl.nn.HEADS`.
         ours: parameters of our modules.
         paper: the paper's figure in millions; None where it gives none.
@@ -62,12 +78,12 @@ class PaperCell:
 def compare_with_paper() -> list[PaperCell]:
     """Every cell of the table, counted on the real modules with the paper's R = 50; 2 × 3 × 4 of them."""
     cells = []
-    for column, name in enumerate(BACKBONES):
+    for name in BACKBONES:
         backbone = build_backbone(name)
         for dataset, classes in CLASSES.items():
             for row in compare_heads(backbone.features, classes, backbone=backbone.parameters, rank=50):
                 assert row.count is not None
-                paper = MILLIONS[dataset][row.head][column]
+                paper = paper_millions(name, dataset, row.head)
                 cells.append(PaperCell(name, dataset, row.head, row.count.total, paper))
     return cells
 
@@ -86,14 +102,14 @@ def paper_table(cells: list[PaperCell]) -> Table:
         for column in (backbone, "paper", "diff"):
             table.add_column(column, justify="right", no_wrap=True)
     by_place = {(cell.dataset, cell.head, cell.backbone): cell for cell in cells}
-    for dataset, heads in MILLIONS.items():
+    for dataset in DATASETS:
         labels = [dataset, f"K = {CLASSES[dataset]:,}"]
-        for row, head in enumerate(heads):
+        for row, head in enumerate(ROWS):
             numbers = []
             for backbone in BACKBONES:
                 numbers += _formatted(by_place[dataset, head, backbone])
             label = labels[row] if row < len(labels) else ""
-            table.add_row(label, head.upper(), *numbers, end_section=row == len(heads) - 1)
+            table.add_row(label, head.upper(), *numbers, end_section=row == len(ROWS) - 1)
     return table
 
 

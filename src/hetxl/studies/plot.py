@@ -19,8 +19,13 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, path: Path) -> Path:
     """Write a figure; the ending of the path says as which kind of picture."""
+    from matplotlib import rc_context
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    # Neither the date nor random names: the same numbers give the same file.
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path, dpi=150, metadata=metadata)
     return path
 
 

@@ -3,6 +3,7 @@ file, there under the section that each belongs to."""
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import json
 import math
@@ -21,6 +22,7 @@ if typing.TYPE_CHECKING:
 
 BACKBONES = ("auto", "none", "mlp", "cnn", "timm:NAME", "hf:NAME")
 CLASSIFIERS = ("linear", "sampled", "retrieved")
+TEMPERATURE_METHODS = ("train", "gradient", "bilevel")
 SECTIONS = ("data", "head", "backbone", "training", "output")
 
 
@@ -58,8 +60,12 @@ class TrainConfig:
     noise_init: float = option(0.1, "head", "Scale of the noise at the start; 1 for that of the paper's authors.")
     noise_features: int | None = option(None, "head", "HET-XL: size M of a noise space of its own.")
     buckets: int | None = option(None, "head", "HET-H: buckets H [D].")
-    temperature: str = option("auto", "head", "τ: a number, or learned; auto is 1.")
+    temperature: str = option(
+        "auto", "head", "τ: a number, or learned; auto: by the data's size and the steps, else 1."
+    )
     temperature_init: float = option(1.0, "head", "Where a learned τ starts; in the paper in the middle, 2.525.")
+    temperature_low: float = option(0.05, "head", "Lower bound of a learned τ.")
+    temperature_high: float = option(5.0, "head", "Upper bound of a learned τ.")
     train_samples: int = option(4, "head", "S in training.")
     eval_samples: int = option(256, "head", "S in evaluation and prediction.")
     sampler: str = option(
@@ -88,6 +94,12 @@ class TrainConfig:
     temperature_learning_rate: float = option(0.1, "training", "Learning rate of a learned τ, as a multiple.")
     temperature_hold: float = option(0.0, "training", "Share of the steps for which a learned τ stays at its start.")
     temperature_prior: float = option(0.0, "training", "Weight of the penalty (log τ)² on a learned τ.")
+    temperature_method: str = option(
+        "train", "training", "What a learned τ follows: the loss of training, or of validation.", TEMPERATURE_METHODS
+    )
+    temperature_held_out: float = option(
+        0.0, "training", "Share of each batch that gradient and bilevel validate on; 0: the validation split."
+    )
     warmup: float = option(0.05, "training", "Steps of linear warm-up; below 1 a share of all steps.")
     warmup_from: float = option(1e-5, "training", "Learning rate that warm-up starts from.")
     schedule: str = option("cosine", "training", "Decay to zero.", ("linear", "cosine", "constant"))
@@ -128,7 +140,7 @@ class TrainConfig:
         for name in ("ema", "label_smoothing", "dropout", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), found {getattr(self, name)}")
-        for name in ("learning_rate", "noise_init", "temperature_init"):
+        for name in ("learning_rate", "noise_init", "temperature_init", "temperature_low", "temperature_high"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, found {getattr(self, name)}")
         if self.temperature not in ("auto", "learned"):
@@ -138,6 +150,11 @@ class TrainConfig:
                 positive = False
             if not positive:
                 raise ValueError(f"temperature must be a positive number, learned or auto, found {self.temperature!r}")
+        if self.temperature == "learned" and not self.temperature_low < self.temperature_init < self.temperature_high:
+            raise ValueError(
+                f"temperature_init must lie between temperature_low, {self.temperature_low:g}, and temperature_high, "
+                f"{self.temperature_high:g}, found {self.temperature_init:g}"
+            )
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size must be a multiple of accumulate, found {self.batch_size} and {self.accumulate}"
@@ -153,6 +170,13 @@ class TrainConfig:
             )
         if self.classifier != "linear":
             self._check_classifier()
+        if self.temperature_method != "train":
+            self._check_temperature_method()
+        elif self.temperature_held_out:
+            raise ValueError(
+                f"temperature_held_out is {self.temperature_held_out:g} and temperature_method train; choose gradient "
+                "or bilevel"
+            )
         if self.label_smoothing and self.link == "sigmoid":
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
 
@@ -165,6 +189,22 @@ class TrainConfig:
             )
         if self.label_smoothing:
             raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
+
+    def _check_temperature_method(self) -> None:
+        """Refuse what a τ that follows another loss cannot go with."""
+        if self.temperature != "learned":
+            raise ValueError(
+                f"temperature_method = {self.temperature_method} needs temperature = learned, found {self.temperature}"
+            )
+        if not 0 <= self.temperature_held_out < 1:
+            raise ValueError(f"temperature_held_out must be in [0, 1), found {self.temperature_held_out}")
+        if self.precision == "float16":
+            raise ValueError(
+                f"temperature_method = {self.temperature_method} goes with precision = float32 or bfloat16, "
+                "found float16"
+            )
+        if self.temperature_method == "bilevel" and self.classifier != "linear":
+            raise ValueError(f"temperature_method = bilevel needs classifier = linear, found {self.classifier}")
 
     def to_dict(self) -> dict[str, Any]:
         """Sections of options, as in a TOML file."""
@@ -196,6 +236,7 @@ def section_of() -> dict[str, str]:
     return {spec.name: spec.metadata["section"] for spec in dataclasses.fields(TrainConfig)}
 
 
+@functools.cache  # reading all hints takes milliseconds, and studies make hundreds of configurations
 def _type_of(name: str) -> tuple[type, bool]:
     """The type of an option, and whether it may be None."""
     hint = typing.get_type_hints(TrainConfig)[name]

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from hetxl.training.temperature import add_prior, forget, hold, is_held
+from hetxl.training.temperature_rules import build_rule
+from hetxl.tuning.hypergradient import Batch
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -66,6 +69,7 @@ class Trainer:
         world: the processes.
         narrator: tells how far it is.
         broken: counts examples that cannot be read.
+        validation: the validation data, where τ follows its loss.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Trainer:
         world: World,
         narrator: Narrator,
         broken: BrokenLimit,
+        validation: Split | None = None,
     ):
         self.config, self.model, self.split, self.steps = config, model, split, steps
         self.checkpoints, self.world, self.narrator, self.broken = checkpoints, world, narrator, broken
@@ -92,6 +97,13 @@ class Trainer:
         if not self.trained:
             raise ValueError("nothing to train: every parameter of the model is frozen")
         self.optimizer = build_optimizer(model, config)
+        self.rule = build_rule(config, model, self.optimizer, validation, world.device)
+        if self.rule is not None and world.processes > 1:
+            raise ValueError(
+                f"temperature_method = {config.temperature_method} runs in one process, found {world.processes}"
+            )
+        held = 0 if self.rule is None else self.rule.validation.held * self.parts.accumulate
+        self.examples = config.batch_size - held  # that a step trains on
         self.called: nn.Module = model
         if world.processes > 1:
             # The noise's modules are used in every step of every head: no parameter stays without a gradient.
@@ -149,48 +161,59 @@ class Trainer:
             fetched, targets = next(feed)
             self.broken.add(fetched)
             part = self.parts.part(accumulated)
-            self.noise.manual_seed(derive(config.seed, step, part, 13))
-            torch.manual_seed(derive(config.seed, step, part, 14))  # dropout and the like
+            inputs = fetched.inputs
+            if self.rule is not None:
+                inputs, targets = self.rule.validation.divide(fetched, self.split)
+            inputs = inputs.to(self.world.device, non_blocking=True)
+            targets = to_device(targets, self.world.device)
+            self._seed(step, part)
             waits = accumulated + 1 < config.accumulate and isinstance(self.called, DistributedDataParallel)
             with self.called.no_sync() if waits else contextlib.nullcontext():  # pyright: ignore[reportCallIssue]
                 with self.autocast():
-                    loss = self.called(
-                        fetched.inputs.to(self.world.device, non_blocking=True),
-                        to_device(targets, self.world.device),
-                        reduction="sum",
-                        generator=self.noise,
-                        **smoothing,
-                    )
+                    loss = self.called(inputs, targets, reduction="sum", generator=self.noise, **smoothing)
                 # The mean over the batch; processes average their gradients, parts add theirs.
-                self.scaler.scale(loss * (self.world.processes / config.batch_size)).backward()
+                self.scaler.scale(loss * (self.world.processes / self.examples)).backward()
             total += loss.detach().double().cpu()
-            read += len(fetched.rows)
-        if read != self.parts.batch_size // self.world.processes or self.world.processes > 1:
+            read += len(inputs)
+            if self.rule is not None:
+                self.rule.see(Batch(inputs, targets), partial(self._seed, step, part))
+        if read != self.examples // self.world.processes or self.world.processes > 1:
             self._correct_for_missing(read)
         temperature, held = self.model.head.temperature, is_held(step, self.steps, config)
         if config.clip or config.temperature_prior:
             self.scaler.unscale_(self.optimizer)
-        if config.temperature_prior:
+        if self.rule is not None:
+            self.rule.before_step(step, read)
+        elif config.temperature_prior:
             add_prior(temperature, config.temperature_prior)
         if held:
             hold(temperature)
         if config.clip:
-            nn.utils.clip_grad_norm_(self.trained, config.clip)
+            norm = nn.utils.clip_grad_norm_(self.trained, config.clip)
+            if self.rule is not None:
+                self.rule.clipped(norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.rule is not None:
+            self.rule.after_step(step, moves=not held)
         if held:
             forget(temperature, self.optimizer)
         if self.average is not None:
             self.average.update(self.model, step)
-        return total / config.batch_size
+        return total / self.examples
+
+    def _seed(self, step: int, part: int) -> torch.Generator:
+        """Bring all draws to where those of a part begin; gives the generator of the noise."""
+        torch.manual_seed(derive(self.config.seed, step, part, 14))  # dropout and the like
+        return self.noise.manual_seed(derive(self.config.seed, step, part, 13))
 
     def _correct_for_missing(self, read: int) -> None:
         """Make gradients those of the mean over the examples that could be read."""
         total = int(self.world.sum(torch.tensor([float(read)], device=self.world.device)).item())
-        if total and total != self.config.batch_size:
+        if total and total != self.examples:
             for parameter in self.trained:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self.config.batch_size / total)
+                    parameter.grad.mul_(self.examples / total)
 
     def _finite(self, loss: float) -> float:
         if math.isfinite(loss):

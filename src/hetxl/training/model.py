@@ -48,7 +48,10 @@ def head_options(config: TrainConfig, link: str) -> dict[str, Any]:
     # τ only scales W and the noise, which are learned anyway. Learned like them it runs ahead, and the model overfits
     # (docs/experiments.md).
     temperature: Any = 1.0 if config.temperature == "auto" else config.temperature
-    temperature = LearnedTemperature(init=config.temperature_init) if temperature == "learned" else float(temperature)
+    if temperature == "learned":
+        temperature = LearnedTemperature(config.temperature_low, config.temperature_high, config.temperature_init)
+    else:
+        temperature = float(temperature)
     options: dict[str, Any] = {
         "rank": config.rank,
         "covariance": config.covariance,

@@ -97,14 +97,15 @@ def check_same(config: TrainConfig, directory: Path) -> None:
         )
 
 
-def describe_model(run: Run, dataset: Dataset, link: str) -> None:
-    """Write what is needed to build the model again without its data."""
+def describe_model(run: Run, dataset: Dataset, link: str, temperature: str = "1.0") -> None:
+    """Write what is needed to build the model again without its data; `temperature` as it was decided."""
     counts = dataset.splits["train"].labels.counts(dataset.num_classes).tolist()
     write_json(
         run.path / "model.json",
         {
             "input": dataclasses.asdict(dataset.input),
             "link": link,
+            "temperature": temperature,
             "dataset": dataset.name,
             "class_names": list(dataset.class_names),
             "class_counts": counts,
@@ -145,8 +146,11 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
         names, link = about["class_names"], about["link"]
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(f"{run.path / 'model.json'} cannot be read ({error}); train again in another --out") from None
+    # What τ is was decided by the data. Runs of before that was so have 1.
+    temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
     # The trained weights are in the run: published ones need not be fetched again.
-    model = build_model(dataclasses.replace(run.config, pretrained=False), spec, len(names), link)
+    config = dataclasses.replace(run.config, pretrained=False, temperature=temperature)
+    model = build_model(config, spec, len(names), link)
     weights = run.path / "model.safetensors"
     if weights.exists():
         try:

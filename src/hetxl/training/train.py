@@ -27,6 +27,7 @@ from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
 from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
+from hetxl.tuning.auto import recommend
 
 LARGE = 30.0
 """Seconds from which a run is worth an estimate before it starts."""
@@ -86,6 +87,29 @@ def _start(config: TrainConfig, processes: World) -> Run:
     return run
 
 
+def steps_of(config: TrainConfig, rows: int) -> int:
+    """How many steps a training has on this many rows."""
+    return config.steps or max(1, round(config.epochs * rows / config.batch_size))
+
+
+def with_temperature(config: TrainConfig, dataset: Dataset, narrator: Narrator) -> TrainConfig:
+    """The configuration with τ decided, where that was left to the data (`hetxl.tuning.auto`)."""
+    if config.temperature != "auto":
+        return config
+    rows = len(dataset.splits["train"])
+    found = recommend(
+        rows=rows,
+        num_classes=dataset.num_classes,
+        steps=steps_of(config, rows),
+        batch_size=config.batch_size,
+        validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
+        label_noise=config.label_noise != "none",
+    )
+    if found.learned:
+        narrator.say(f"τ is learned: {found.reason}")
+    return dataclasses.replace(config, temperature="learned" if found.learned else "1.0")
+
+
 class _Job:
     """One training, from its data to its result."""
 
@@ -99,25 +123,33 @@ class _Job:
         label: str,
         description: dict[str, Any],
     ):
-        self.config, self.run, self.dataset, self.processes = config, run, dataset, processes
-        self.narrator, self.label, self.description = narrator, label, description
         if "train" not in dataset.splits:
             raise ValueError(f"data {config.data!r} has no training split")
+        config = with_temperature(config, dataset, narrator)
+        self.config, self.run, self.dataset, self.processes = config, run, dataset, processes
+        self.narrator, self.label, self.description = narrator, label, description
         self.link = link_of(config, dataset)
         self.model = build_model(config, dataset.input, dataset.num_classes, self.link).to(processes.device)
         self.counts = dataset.splits["train"].labels.counts(dataset.num_classes)
         self.view, self.splits = self.model, dataset.splits
         if config.frozen and config.backbone not in ("auto", "none"):
             self.view, self.splits = cached_features(run.path / "features", self.model, dataset, config, narrator)
-        rows = len(self.splits["train"])
-        self.steps = config.steps or max(1, round(config.epochs * rows / config.batch_size))
+        self.steps = steps_of(config, len(self.splits["train"]))
 
     def go(self) -> None:
         """Train and evaluate."""
         leads, run, config = self.processes.leads, self.run, self.config
         broken = BrokenLimit(path=run.path / "broken.txt" if leads else None)
         trainer = Trainer(
-            config, self.view, self.splits["train"], self.steps, run.checkpoints, self.processes, self.narrator, broken
+            config,
+            self.view,
+            self.splits["train"],
+            self.steps,
+            run.checkpoints,
+            self.processes,
+            self.narrator,
+            broken,
+            self.splits.get("validation"),
         )
         checkpoint, refused = run.checkpoints.latest()
         for message in refused:
@@ -128,7 +160,7 @@ class _Job:
         self.processes.wait()
         if leads:
             run.checkpoints.discard_after(trainer.progress.step)
-            describe_model(run, self.dataset, self.link)
+            describe_model(run, self.dataset, self.link, config.temperature)
             training = self.dataset.splits["train"]
             if isinstance(training, NoisySplit):
                 training.noise.save(run.path / "label_noise.npz")

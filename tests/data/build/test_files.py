@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from hetxl.data.build.files import sha256_of, sync, sync_tree, write_array, write_json
+from hetxl.data.build.files import sha256_of, sync, sync_tree, write_array, write_arrays, write_json
 
 
 def test_checksums(tmp_path):
@@ -55,3 +55,12 @@ def test_flushing_takes_what_there_is(tmp_path):
     sync_tree(tmp_path)
     sync(tmp_path / "missing")
     assert (tmp_path / "a" / "file").read_text() == "x"
+
+
+def test_arrays_by_name_are_written_whole_under_any_name(tmp_path):
+    path = tmp_path / "some.swaps"
+    write_arrays(path, {"rows": np.arange(3), "rate": 0.5, "kind": "near"})
+    with np.load(path, allow_pickle=False) as file:
+        assert file["rows"].tolist() == [0, 1, 2]
+        assert (float(file["rate"]), str(file["kind"])) == (0.5, "near")
+    assert [found.name for found in tmp_path.iterdir()] == ["some.swaps"]

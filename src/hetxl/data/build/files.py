@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,21 @@ def write_array(path: Path, values: np.ndarray) -> None:
     if path.suffix != ".npy":
         raise ValueError(f"path must end in .npy, found {path}")
     write_whole(path, lambda name: _save(name, values))
+
+
+def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a compressed .npz file in the same way, whatever its suffix.
+
+    Args:
+        path: of the file.
+        values: arrays, numbers and texts by name.
+    """
+
+    def write(name: Path) -> None:
+        with open(name, "wb") as file:  # given a name, numpy would add its own ending
+            np.savez_compressed(file, **values)
+
+    write_whole(path, write)
 
 
 def write_json(path: Path, values: object) -> None:

@@ -39,6 +39,7 @@ BUILDERS = {
         "words": "next-word prediction on the text of a dictionary of 1913 (Debian's dict-gcide)",
         "wordnet": "from the gloss of a word to its hypernym (Debian's wordnet-base)",
         "glyphs": "pictures of Chinese characters in many typefaces (Debian's font packages)",
+        "icons": "pictures of icons with their names, pairs for contrastive learning (the Python package qtawesome)",
     }.items()
 }
 """All of them, in the order of a list."""

@@ -1,0 +1,150 @@
+"""Time and memory of the contrastive losses with HET-XL noise beside those without.
+
+    python benchmarks/contrastive.py [--quick] [--write docs/benchmarks.md]
+
+One batch of pairs, loss and gradients of embeddings and parameters. The losses take turns for their times; each peak of
+memory is measured in a process of its own, beyond embeddings and parameters with their gradients. "Plain" is CLIP's
+loss as it is usually written: two products with all logits, and two calls of cross_entropy.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _bars import HEADER, Bar, Row, missed
+from _memory import MEGABYTE, reset_peak, status
+from _page import markdown_table, replace_between
+from _timing import interleaved_medians, machine
+from torch import Tensor
+
+from hetxl.contrastive import ContrastiveLoss
+
+THREADS = 1
+TIME, MEMORY, SHARE = 1.3, 1.2, 0.5
+"""HET-XL over deterministic, at most; and memory as a share of that of all sampled logits."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs of embeddings, and a loss for them.
+
+    Attributes:
+        pairs: B
+        features: D
+        link: "softmax", "sigmoid", or "plain" for cross_entropy over all logits.
+        noise: "both" or "none".
+        samples: S
+    """
+
+    pairs: int
+    features: int
+    link: str = "softmax"
+    noise: str = "none"
+    samples: int = 1
+
+    def prepare(self) -> Callable[[], None]:
+        """Embeddings and parameters in place, with gradients to add to, and the step that is measured."""
+        generator = torch.Generator().manual_seed(0)
+        image, text = (torch.randn(self.pairs, self.features, generator=generator) for _ in range(2))
+        loss: Callable[[Tensor, Tensor], Tensor] = _plain
+        parameters: list[Tensor] = []
+        if self.link != "plain":
+            options: dict[str, Any] = {"link": self.link, "noise": self.noise, "samples": self.samples}
+            loss = ContrastiveLoss(self.features, **options)
+            parameters = list(loss.parameters())
+
+        for tensor in (image, text, *parameters):
+            tensor.requires_grad_().grad = torch.zeros_like(tensor)
+
+        def step() -> None:
+            loss(image, text).backward()
+
+        return step
+
+
+def _plain(image: Tensor, text: Tensor) -> Tensor:
+    image, text = F.normalize(image, dim=-1), F.normalize(text, dim=-1)
+    own = torch.arange(len(image))
+    return (F.cross_entropy(10 * image @ text.T, own) + F.cross_entropy(10 * text @ image.T, own)) / 2
+
+
+def peak(batch: Batch) -> float:
+    """Megabytes of one step at its peak, beyond embeddings and parameters with their gradients."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hetxl.contrastive"])
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+        return executor.submit(_peak, batch).result() / MEGABYTE
+
+
+def _peak(batch: Batch) -> int:
+    torch.set_num_threads(THREADS)
+    Batch(64, 8, batch.link, batch.noise, batch.samples).prepare()()
+    step = batch.prepare()
+    before = reset_peak()
+    step()
+    return status("VmHWM") - before
+
+
+def measure(pairs: int, features: int, samples: int, rounds: int, say: Callable[[str], None]) -> list[Row]:
+    """Every row of the table."""
+    det, het = Batch(pairs, features), Batch(pairs, features, noise="both")
+    plain, many = Batch(pairs, features, "plain"), Batch(pairs, features, noise="both", samples=samples)
+    pairwise = Batch(pairs, features, "sigmoid"), Batch(pairs, features, "sigmoid", "both")
+    where = f"B = {pairs:,}, D = {features}"
+
+    say("times")
+    cases = {"det": det, "het": het, "plain": plain, "sigmoid": pairwise[0], "sigmoid het": pairwise[1]}
+    seconds = interleaved_medians({name: case.prepare() for name, case in cases.items()}, rounds, least=1)
+    say("memory")
+    peaks = {name: peak(case) for name, case in cases.items()}
+    rows = []
+
+    def compare(name: str, one: str, other: str) -> None:
+        detail = f"{seconds[one]:.2f} against {seconds[other]:.2f} s"
+        rows.append(Row(f"{name}, S = 1, {where}: time", seconds[one] / seconds[other], Bar(TIME), detail))
+        detail = f"{peaks[one]:,.0f} against {peaks[other]:,.0f} MB"
+        rows.append(Row(f"{name}, S = 1, {where}: memory", peaks[one] / peaks[other], Bar(MEMORY), detail))
+
+    compare("softmax, HET-XL over deterministic", "het", "det")
+    compare("softmax, HET-XL over plain cross_entropy", "het", "plain")
+    # A sigmoid without noise has one direction, one with noise has two: what is compared is two without.
+    both = 2 * seconds["sigmoid"]
+    detail = f"{seconds['sigmoid het']:.2f} against 2 × {seconds['sigmoid']:.2f} s"
+    name = f"sigmoid, HET-XL over two directions without noise, S = 1, {where}: time"
+    rows.append(Row(name, seconds["sigmoid het"] / both, Bar(TIME), detail))
+    say(f"S = {samples}")
+    found, every = peak(many), 4 * samples * pairs**2 / MEGABYTE
+    name = f"softmax, HET-XL, S = {samples}, {where}: memory over that of one [B, S, B] tensor"
+    rows.append(Row(name, found / every, Bar(SHARE), f"{found:,.0f} against {every:,.0f} MB"))
+    return rows
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run with small sizes; no bar can be missed")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    begin = time.perf_counter()
+    sizes = (512, 32, 4, 1) if options.quick else (8192, 512, 8, 3)
+    rows = measure(*sizes, lambda what: print(f"measuring {what}", file=sys.stderr))
+    spent = time.perf_counter() - begin
+    text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
+    text += f"\n\nOn {machine(THREADS)}; {spent:.0f} s."
+    print(text)
+    if options.write is not None:
+        options.write.write_text(replace_between(options.write.read_text(), text, "contrastive.py"))
+    return int(bool(missed(rows)) and not options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

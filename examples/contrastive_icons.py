@@ -1,0 +1,54 @@
+"""Two towers that learn icons and their names, then name icons never seen, of a design never seen, by names never seen.
+
+A share of the names is swapped before, as captions from the web are. `python examples/contrastive_icons.py page.html`
+keeps the page with the pictures; `hetxl contrastive train icons` is the same on all 24,000 icons.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from hetxl.contrastive.config import ContrastiveConfig
+from hetxl.contrastive.train import train
+from hetxl.data.build import Unavailable
+from hetxl.data.icons import build_icons
+from hetxl.report.contrastive import write_contrastive_report
+from hetxl.training.progress import Narrator
+
+EACH = 200
+"""Icons of each of twelve fonts, so that it takes seconds."""
+
+
+def main() -> None:
+    """Build the icons, train, classify, and write the page."""
+    torch.set_num_threads(1)
+    try:
+        build_icons(each=EACH)
+    except Unavailable as reason:
+        print(f"The icons cannot be had here: {reason}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(
+            ContrastiveConfig(
+                data=f"icons:each={EACH}", head="het-xl", swap=0.1, steps=70, batch_size=128, out=f"{folder}/run"
+            ),
+            narrator=Narrator(quiet=True),
+        )
+        result = json.loads((run.path / "result.json").read_text())
+        zero_shot = result["metrics"]["test"]["zero_shot"]
+        print(f"{zero_shot['classes']} names of a design never seen, {zero_shot['unseen_classes']} of them never seen:")
+        print(
+            f"zero-shot top-1 {zero_shot['top1']:.1%}, top-5 {zero_shot['top5']:.1%}; chance {zero_shot['chance']:.1%}"
+        )
+        for entry in json.loads((run.path / "examples.json").read_text())["zero_shot"][:8]:
+            names = ", ".join(f"{name} {share:.0%}" for name, share in entry["top"])
+            print(f"  {'+' if entry['hit'] else ' '} {entry['label']:<24} {names}")
+        page = write_contrastive_report(run.path, sys.argv[1] if len(sys.argv) > 1 else run.path)
+        print(f"The page has {page.stat().st_size // 1000} kB" + (f": {Path(page)}" if len(sys.argv) > 1 else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`hetxl tune`."""
+
+from typing import Annotated
+
+import typer
+
+from hetxl.cli.errors import one_line_errors
+from hetxl.cli.options import Given, config_flags, resolve
+from hetxl.cli.train import DATA
+from hetxl.training.presets import preset_for
+
+
+@config_flags(without=("data", "temperature", "temperature_method", "temperature_held_out"))
+def tune(
+    data: Annotated[str | None, typer.Argument(help=f"{DATA} [pycode]", show_default=False)] = None,
+    *,
+    method: Annotated[
+        str,
+        typer.Option(help="grid, bayes, bilevel, gradient, train, posthoc, fixed; auto: by the data and --trainings."),
+    ] = "auto",
+    trainings: Annotated[int, typer.Option(help="auto: how many trainings there is time for.", min=1)] = 1,
+    grid: Annotated[
+        str | None, typer.Option(help="grid: values of τ, with commas between [the paper's 8].", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="bayes: trainings in all, over all machines.", min=1)] = 30,
+    parallel: Annotated[int, typer.Option(help="bayes: trainings of a step.", min=1)] = 5,
+    search_sampler: Annotated[str, typer.Option(help="bayes: gp, tpe; auto: gp where scipy is.")] = "auto",
+    storage: Annotated[
+        str | None,
+        typer.Option(help="bayes: a journal file or any storage of optuna [OUT/study.journal].", show_default=False),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="2: choose on the test split, for the paper's check only.")] = 3,
+    retrain: Annotated[bool, typer.Option(help="grid, bayes: at last, train on validation rows as well.")] = False,
+    held_out: Annotated[
+        float, typer.Option(help="bilevel, gradient: validate on this share of each batch, such as 0.125.")
+    ] = 0.0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Trainings at a time [as many as there are cores and memory].", min=1, show_default=False),
+    ] = None,
+    given: Given = (None, {}),
+) -> None:
+    """Choose the temperature τ in one of the ways that the paper compares.
+
+    A search that was stopped goes on when the same command is given again; a training that fails does not stop it.
+    """
+    with one_line_errors():
+        from hetxl.training.progress import Narrator
+        from hetxl.tuning.methods import GRID, Search
+        from hetxl.tuning.tune import recommended
+        from hetxl.tuning.tune import tune as run_search
+
+        chosen = data if data is not None or given[0] is not None else "pycode"
+        config = resolve(given, preset_for(chosen), data=chosen)
+        way = recommended(config, trainings, Narrator()) if method == "auto" else method
+        search = Search(
+            method=way,
+            grid=GRID if grid is None else _numbers(grid),
+            trials=trials,
+            parallel=parallel,
+            sampler=search_sampler,
+            storage=storage,
+            folds=folds,
+            retrain=retrain,
+            held_out=held_out,
+            jobs=jobs,
+        )
+        path = run_search(config, search)
+        typer.echo(f"{path}   has the numbers, {path.with_name('tune.html')} the picture")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"--grid must be numbers with commas between, found {text!r}") from None

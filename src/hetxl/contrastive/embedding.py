@@ -1,0 +1,188 @@
+"""Noise on the embedding of a tower (Section "Contrastive learning with HET-XL")."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.contrastive.draws import add_noise
+from hetxl.functional import SAMPLERS, GaussianNoise
+from hetxl.functional._checks import integer_at_least, one_of, positive_float
+from hetxl.functional.contrastive import noise_scale
+from hetxl.nn.covariance import FullCovariance, LowRankCovariance, build_covariance
+
+NOISE_INIT = 0.1
+"""Length of the noise at the start, as a share of the length of a normalised embedding."""
+
+GROUP = 64
+"""Examples in a row that share the coefficients of a draw."""
+
+LEAST_GROUPS = 16
+"""Groups of a batch, at least: the length of the noise is shared as well, and a step must see several."""
+
+BLOCK = 1024
+"""Examples whose covariances exist at a time where they are only passed through."""
+
+
+class NoisyEmbedding(nn.Module):
+    """A Gaussian around every embedding, its covariance a function of the embedding.
+
+    Args:
+        features: D
+        covariance: "low_rank" as in the paper, "efficient", "diagonal" or "full".
+        rank: R; 15 in the paper.
+        residual: "rank1" or "diagonal".
+        noise_init: length of the noise at the start, about, as a share of the embedding's: the factors and the residual
+            give as much each. Parameters are drawn for embeddings of length 1.
+        sampler: "normal", or a name of `hetxl.functional.SAMPLERS`.
+        group: how many examples in a row share the coefficients of a draw, each with a random sign of its own; 1 for
+            independent draws. Every example's noise has the same distribution either way, and that of two examples
+            stays uncorrelated; the draws of `low_rank` then cost a tenth. Batches always have at least 16 groups.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        covariance: str = "low_rank",
+        rank: int = 15,
+        residual: str = "rank1",
+        noise_init: float = NOISE_INIT,
+        sampler: str = "normal",
+        group: int = GROUP,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.features = integer_at_least("features", features, 1)
+        one_of("sampler", sampler, ("normal", *SAMPLERS))
+        self.sampler = sampler
+        self.group = integer_at_least("group", group, 1)
+        self.noise_init = positive_float("noise_init", noise_init)
+        self.covariance = build_covariance(
+            covariance,
+            features,
+            features,
+            rank=rank,
+            residual=residual,
+            init=noise_init / math.sqrt(features),
+            device=device,
+            dtype=dtype,
+        )
+        self._fit_to_unit_length()
+
+    @property
+    def size(self) -> int:
+        """Q, the standard normals that one draw takes."""
+        return self.covariance.size
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        self.covariance.reset_parameters()
+        self._fit_to_unit_length()
+
+    @torch.no_grad()
+    def _fit_to_unit_length(self) -> None:
+        # A covariance starts for features of unit variance; those of a vector of length 1 have a variance of 1 / D.
+        for module in self.covariance.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(math.sqrt(self.features))
+
+    def forward(self, embeddings: Tensor) -> GaussianNoise:
+        """The noise for embeddings [B, D], as they are when noise is added to them: a Gaussian over [B, D]."""
+        return self.covariance(embeddings.to(self._dtype()))
+
+    def draw(self, noise: GaussianNoise | int, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Standard normals, [B, S, Q].
+
+        Args:
+            noise: what they are for, or B itself.
+            samples: S
+            generator: where the draws come from; torch's default generator without.
+        """
+        batch = noise if isinstance(noise, int) else _batch_of(noise)
+        sampler = "iid" if self.sampler == "normal" else self.sampler
+        parameter = next(self.parameters())
+        options = {"generator": generator, "device": parameter.device, "dtype": parameter.dtype}
+        z = self.covariance.draw(sampler, samples, (batch,), **options)
+        group = self.group_of(batch, samples)
+        if group == 1:
+            return z
+        firsts = torch.arange(batch, device=z.device) // group * group
+        source = parameter.device if generator is None else generator.device
+        signs = torch.randint(2, (batch, 1, 1), generator=generator, device=source).to(z) * 2 - 1
+        rank = self.covariance.rank
+        return torch.cat((z[firsts, :, :rank] * signs, z[..., rank:]), dim=-1)
+
+    def group_of(self, batch: int, samples: int) -> int:
+        """How many examples in a row share the coefficients of their draw up to a sign, of a batch that is drawn at
+        once; 1 where independent draws cost no more, or where there would be few groups.
+
+        Args:
+            batch: B
+            samples: S
+        """
+        group, rank = min(self.group, batch // LEAST_GROUPS), self.covariance.rank
+        shares = group > 1 and self.sampler == "normal" and isinstance(self.covariance, LowRankCovariance)
+        # A group costs R matrices to mix, and then each of its examples a product or two for each sample.
+        return group if shares and samples * (rank / group + 2) <= rank else 1
+
+    def add_to(self, embeddings: Tensor, z: Tensor, group: int = 1) -> Tensor:
+        """Embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
+
+            embeddings.unsqueeze(1) + self(embeddings).draw(z)
+
+        Args:
+            embeddings: [B, D]
+            z: [B, S, Q] or [S, Q] standard normals.
+            group: `group_of` the normals, if they are known to be shared; any others go with 1.
+        """
+        covariance, dtype = self.covariance, self._dtype()
+        x, z = embeddings.to(dtype), z.to(dtype)
+        if not isinstance(covariance, LowRankCovariance | FullCovariance):
+            return x.unsqueeze(1) + covariance(x).draw(z)
+        residual = covariance.residual
+        return add_noise(
+            x,
+            covariance.loadings.weight,
+            covariance.loadings.bias,
+            None if residual is None else residual.weight,
+            None if residual is None else residual.bias,
+            z.expand(len(x), *z.shape[-2:]),
+            covariance.rank,
+            rows=isinstance(covariance, FullCovariance),
+            group=group,
+        )
+
+    def scale_of(self, embeddings: Tensor) -> Tensor:
+        """How noisy each embedding is said to be, [B]: the root mean square over D of the standard deviations.
+
+        A score: pairs that do not belong together tend to get more noise.
+
+        Args:
+            embeddings: [B, D], as they are when noise is added to them.
+        """
+        return torch.cat([noise_scale(self(part)) for part in _parts(embeddings)])
+
+    def _dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def extra_repr(self) -> str:
+        """The sizes, as shown when the module is printed."""
+        return f"D={self.features}, noise_init={self.noise_init:g}, sampler={self.sampler!r}"
+
+
+def _parts(embeddings: Tensor) -> Iterator[Tensor]:
+    for start in range(0, max(len(embeddings), 1), BLOCK):
+        yield embeddings[start : start + BLOCK]
+
+
+def _batch_of(noise: GaussianNoise) -> int:
+    """B."""
+    for tensor in (noise.residual, noise.scale, noise.factors):
+        if tensor is not None:
+            return tensor.shape[0]
+    raise ValueError("noise has neither factors nor a residual")

@@ -1,0 +1,157 @@
+"""Batches that are spread over processes: who has how many pairs, and rows gathered with their gradients.
+
+Gradients are made for what DDP does next, the mean over the processes: after it they are those of one process with the
+whole batch.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Peers:
+    """The processes that share a batch of pairs, which all call the same methods in the same order.
+
+    Args:
+        group: a torch.distributed process group; None for all processes, looked up when they are needed, so that a loss
+            can be built first.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Peers":
+        # A copied module, such as a moving average, talks through the same connections.
+        return Peers(self.group)
+
+    @property
+    def size(self) -> int:
+        """How many processes."""
+        return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return dist.get_rank(self.group) if self.size > 1 else 0
+
+    def share_of(self, count: int, device: torch.device) -> "Share":
+        """What every process has of a batch, this one having `count` pairs."""
+        if self.size == 1:
+            return Share(self, [count])
+        own = torch.tensor([count], device=device)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.group)
+        return Share(self, [int(value) for value in found])
+
+    def pass_on(self, values: Tensor) -> Tensor:
+        """Give contiguous values to the next process and take those of the one before, of the same shape."""
+        received = torch.empty_like(values)
+        after, before = (self._global((self.rank + step) % self.size) for step in (1, -1))
+        operations = [
+            dist.P2POp(dist.isend, values, after, group=self.group),
+            dist.P2POp(dist.irecv, received, before, group=self.group),
+        ]
+        for request in dist.batch_isend_irecv(operations):
+            request.wait()
+        return received
+
+    def _global(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+class Alone(Peers):
+    """One process by itself, whatever others there are."""
+
+    @property
+    def size(self) -> int:
+        """1."""
+        return 1
+
+
+class Share:
+    """A batch over processes, and which part of it this one has.
+
+    Args:
+        peers: the processes.
+        sizes: how many pairs each of them has.
+
+    Attributes:
+        count: pairs of this process.
+        offset: pairs of the processes before it.
+        total: B, all pairs.
+    """
+
+    def __init__(self, peers: Peers, sizes: list[int]):
+        self.peers = peers
+        self.sizes = sizes
+        self.count = sizes[peers.rank]
+        self.offset = sum(sizes[: peers.rank])
+        self.total = sum(sizes)
+
+    @property
+    def own(self) -> slice:
+        """This process's rows of the whole batch."""
+        return slice(self.offset, self.offset + self.count)
+
+    @property
+    def weight(self) -> float:
+        """What turns a sum over this process's queries into its part of the loss: the mean of the parts is the loss."""
+        return self.peers.size / self.total
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Rows [n, ...] filled up to as many as the process with most of them has: messages have one size."""
+        missing = max(self.sizes) - len(values)
+        if not missing:
+            return values.contiguous()
+        return torch.cat((values, values.new_zeros(missing, *values.shape[1:])))
+
+    def gather(self, values: Tensor, *, same_loss: bool) -> Tensor:
+        """Rows of all processes, [n, ...] → [B, ...], with gradients.
+
+        Args:
+            values: this process's rows.
+            same_loss: whether every process then computes the same loss from them, and so knows the whole gradient of
+                its rows. Otherwise the processes' gradients are summed.
+        """
+        return values if self.peers.size == 1 else _Gather.apply(self, same_loss, values)
+
+    def mean_value(self, part: Tensor) -> Tensor:
+        """The mean over the processes of their parts of the loss; its gradient is that of this process's part."""
+        return part if self.peers.size == 1 else _MeanValue.apply(self, part)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Share, same_loss: bool, values: Tensor) -> Tensor:
+        ctx.share, ctx.same_loss = share, same_loss
+        padded = share.padded(values)
+        found = [torch.empty_like(padded) for _ in share.sizes]
+        dist.all_gather(found, padded, group=share.peers.group)
+        return torch.cat([rows[:count] for rows, count in zip(found, share.sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        share: Share = ctx.share
+        if ctx.same_loss:
+            # The others do not add theirs to it, and DDP will divide by their number.
+            return None, None, gradients[0][share.own] * share.peers.size
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=share.peers.group)
+        return None, None, total[share.own]
+
+
+class _MeanValue(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Share, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total, group=share.peers.group)
+        return total / share.peers.size
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, gradients[0]

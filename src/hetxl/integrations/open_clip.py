@@ -1,0 +1,141 @@
+"""Models of open_clip with HET-XL noise on their embeddings, and losses that open_clip's training loop takes.
+
+    model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32", output_dict=True)
+    wrap(model)                                   # noise parameters become the model's own
+    loss = loss_for(model)                        # was: open_clip.ClipLoss(...)
+    losses = loss(**model(images, texts), output_dict=True)
+
+Nothing of open_clip is imported: any model with `visual`, `logit_scale` and its outputs goes.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.contrastive.pairs import PairLoss
+from hetxl.functional._checks import positive_float
+
+NAME = "hetxl_noise"
+"""Where a wrapped model keeps its noise: `model.hetxl_noise`, `hetxl_noise.*` in its state dict."""
+
+
+def wrap(
+    model: nn.Module, *, features: int | None = None, scale_init: float | None = None, **options: Any
+) -> nn.Module:
+    """Give a model of open_clip noise on its embeddings, in place.
+
+    The noise is a part of the model: its parameters are trained, moved and saved with it. State dicts of the model as
+    it was still load, and leave the noise as it is; those of a wrapped model load into one that is wrapped alike.
+
+    Args:
+        model: with `visual` and `logit_scale`; the sigmoid link is chosen if it has a `logit_bias`.
+        features: D; that of the image tower unless stated.
+        scale_init: where the learned scale starts; None leaves it. To train from the start, the paper takes 3.
+        **options: of `hetxl.contrastive.PairLoss`: noise, covariance, rank, samples, gather, local_loss, …
+
+    Returns:
+        The model.
+    """
+    if hasattr(model, NAME):
+        raise ValueError("model has noise already; take it away with hetxl.integrations.open_clip.unwrap(model)")
+    scale = getattr(model, "logit_scale", None)
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"model must be one of open_clip, with a logit_scale, found {type(model).__name__}")
+    if features is None:
+        features = getattr(getattr(model, "visual", None), "output_dim", None)
+        if not isinstance(features, int):
+            raise ValueError(f"features must be given: {type(model).__name__} has no visual.output_dim")
+    if options.get("normalize", "before") not in ("before", "both"):
+        raise ValueError(
+            f'normalize must be "before" or "both", found {options["normalize"]!r}: '
+            "models of open_clip normalise their embeddings themselves"
+        )
+    given: dict[str, Any] = {
+        "device": scale.device,
+        "dtype": torch.promote_types(scale.dtype, torch.float32),
+        "link": "softmax" if getattr(model, "logit_bias", None) is None else "sigmoid",
+    }
+    noise = PairLoss(features, **given | options)
+    noise.register_load_state_dict_pre_hook(_keep_noise)
+    model.add_module(NAME, noise)
+    if scale_init is not None:
+        with torch.no_grad():
+            scale.fill_(math.log(positive_float("scale_init", scale_init)))
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Take the noise away again, in place; a model without any stays as it is.
+
+    Args:
+        model: of `wrap`.
+
+    Returns:
+        The model, with the parameters that open_clip gave it.
+    """
+    if hasattr(model, NAME):
+        delattr(model, NAME)
+    return model
+
+
+def loss_for(model: nn.Module) -> "NoisyLoss":
+    """The loss of a wrapped model, for `loss` of open_clip's training loop.
+
+    Args:
+        model: of `wrap`, by itself or inside DistributedDataParallel.
+    """
+    inner = getattr(model, "module", model)
+    noise = getattr(inner, NAME, None)
+    if not isinstance(noise, PairLoss):
+        raise ValueError("model has no noise; call hetxl.integrations.open_clip.wrap(model) first")
+    return NoisyLoss(noise)
+
+
+class NoisyLoss(nn.Module):
+    """A contrastive loss with the signature of open_clip's ClipLoss and SigLipLoss.
+
+    It has no parameters of its own: the noise is the model's, the scale and the bias come with the call. Over several
+    processes it is the loss of all of them, whatever ranks and world size an open_clip loss would be told.
+
+    Args:
+        noise: `model.hetxl_noise`.
+    """
+
+    def __init__(self, noise: PairLoss):
+        super().__init__()
+        # In a tuple, so that the parameters stay the model's alone.
+        self._held = (noise,)
+
+    @property
+    def noise(self) -> PairLoss:
+        """The noise of the model."""
+        return self._held[0]
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss, or {"contrastive_loss": loss}.
+
+        Args:
+            image_features: [B, D], of length 1.
+            text_features: [B, D], of length 1.
+            logit_scale: exp of the model's `logit_scale`, one number.
+            logit_bias: the model's, one number, or None.
+            output_dict: whether the answer is a dict, as the training loop wants it.
+        """
+        bias = None if logit_bias is None else logit_bias.reshape(())
+        loss = self.noise.loss_at(image_features, text_features, logit_scale.reshape(()), bias)
+        return {"contrastive_loss": loss} if output_dict else loss
+
+
+def _keep_noise(noise: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded that knows nothing of noise: put in what the model has."""
+    if not any(name.startswith(prefix) for name in state):
+        state.update({prefix + name: value for name, value in noise.state_dict().items()})

@@ -1,0 +1,253 @@
+"""`hetxl study few-shot`: are HET-XL's features better to learn new classes from (Table "Few-shot")?
+
+Every fifth class is kept away from training. A linear classifier over the features then learns these classes from a few
+examples of each, in closed form.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl.data.dataset import Dataset
+from hetxl.studies.cache import Training
+from hetxl.studies.charts import plot_lines
+from hetxl.studies.forms import LEARNED, Bench, Form
+from hetxl.studies.study import Lab, Study, Summary
+from hetxl.studies.tables import Column, Row, Table, over
+from hetxl.studies.verdicts import against, agree, change, holds, sign
+from hetxl.studies.views import apply_view
+from hetxl.training.features import feature_batches
+from hetxl.training.order import derive
+from hetxl.training.run import load_run
+from hetxl.training.train import open_data
+
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {"DET": ("det", {}), "HET-XL": ("het-xl", LEARNED)}
+KNOWN, UNKNOWN = "known:5", "unknown:5"
+DRAWS = 5
+"""Draws of the few examples, over which accuracies are averaged."""
+TESTED = 3000
+"""Test examples, at most."""
+RIDGE = 0.1
+"""Weight of the penalty, in units of the mean square of a feature's sum."""
+
+
+class Task(NamedTuple):
+    """Examples of unknown classes.
+
+    Attributes:
+        support: rows of the training split to draw from, [n], by class: ids [n] count from 0.
+        support_ids: [n]
+        query: rows of the test split, [m]
+        query_ids: [m]
+        shots: how many examples of each class there are at least.
+    """
+
+    support: np.ndarray
+    support_ids: np.ndarray
+    query: np.ndarray
+    query_ids: np.ndarray
+    shots: int
+
+
+def make_task(dataset: Dataset, shots: Sequence[int]) -> Task:
+    """Choose classes: those with enough training examples for the most shots that half of all classes have.
+
+    Args:
+        dataset: of the unknown classes.
+        shots: wanted.
+    """
+    train, test = (np.asarray(dataset.splits[name].labels.ids) for name in ("train", "test"))
+    counts = np.bincount(train, minlength=dataset.num_classes)
+    tested = np.bincount(test, minlength=dataset.num_classes) > 0
+    possible = [count for count in shots if ((counts >= count) & tested).sum() * 2 >= tested.sum()]
+    if not possible or not tested.any():
+        raise ValueError(f"{dataset.name} has no {min(shots)} training examples for half of its unknown classes")
+    most = max(possible)
+    classes = np.flatnonzero((counts >= most) & tested)
+    ids = np.full(dataset.num_classes, -1)
+    ids[classes] = np.arange(len(classes))
+    support, query = np.flatnonzero(ids[train] >= 0), np.flatnonzero(ids[test] >= 0)
+    if len(query) > TESTED:
+        query = np.sort(np.random.default_rng(0).choice(query, TESTED, replace=False))
+    rng = np.random.default_rng(1)
+    # Common classes have thousands of examples: a few times the most shots are enough to draw from.
+    shuffled = rng.permutation(support)
+    order = np.argsort(ids[train[shuffled]], kind="stable")
+    grouped = shuffled[order]
+    labels = ids[train[grouped]]
+    within = np.arange(len(grouped)) - np.searchsorted(labels, labels)
+    kept = grouped[within < 4 * most]
+    return Task(kept, ids[train[kept]], query, ids[test[query]], most)
+
+
+def ridge(features: Tensor, ids: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear classifier by least squares with a penalty: weights [D, k], and mean and scale [D] of the features.
+
+    Args:
+        features: [n, D]
+        ids: [n]
+        classes: k
+    """
+    mean, scale = features.mean(0), features.std(0).clamp(min=1e-6)
+    inputs = (features - mean) / scale
+    targets = torch.nn.functional.one_hot(ids, classes).to(inputs.dtype) - 1 / classes
+    gram = inputs.mT @ inputs
+    penalty = RIDGE * gram.diagonal().mean().clamp(min=1e-6)
+    gram.diagonal().add_(penalty)
+    return torch.linalg.solve(gram, inputs.mT @ targets), mean, scale
+
+
+def accuracy(support: Tensor, support_ids: Tensor, query: Tensor, query_ids: Tensor, classes: int) -> float:
+    """The share of queries whose class a linear classifier over the support finds.
+
+    Args:
+        support: [n, D]
+        support_ids: [n]
+        query: [m, D]
+        query_ids: [m]
+        classes: k
+    """
+    weight, mean, scale = ridge(support.double(), support_ids, classes)
+    found = ((query.double() - mean) / scale) @ weight
+    return float((found.argmax(-1) == query_ids).double().mean())
+
+
+def accuracies(place: Path, seed: int, dataset: Dataset, task: Task, shots: Sequence[int]) -> list[float]:
+    """Accuracies of a trained model's features, one for each number of shots.
+
+    Args:
+        place: of the run.
+        seed: of the draws.
+        dataset: of the unknown classes.
+        task: the examples.
+        shots: how many.
+    """
+    backbone = load_run(place).model.backbone
+    support, query = (
+        torch.cat([part for part, _ in feature_batches(backbone, dataset.splits[name], rows, 0, torch.device("cpu"))])
+        for name, rows in (("train", task.support), ("test", task.query))
+    )
+    classes, found = int(task.support_ids.max()) + 1, []
+    query_ids = torch.from_numpy(task.query_ids)
+    for count in shots:
+        scores = []
+        for draw in range(DRAWS):
+            rng = np.random.default_rng(derive(seed, count, draw))
+            shuffled = rng.permutation(len(task.support_ids))
+            order = shuffled[np.argsort(task.support_ids[shuffled], kind="stable")]
+            labels = task.support_ids[order]
+            chosen = order[np.arange(len(order)) - np.searchsorted(labels, labels) < count]
+            ids = torch.from_numpy(task.support_ids[chosen])
+            scores.append(accuracy(support[torch.from_numpy(chosen)], ids, query, query_ids, classes))
+        found.append(sum(scores) / DRAWS)
+    return found
+
+
+class FewShot(Study):
+    """Features of DET and HET-XL, on classes that they never saw."""
+
+    name = "few-shot"
+    question = (
+        "Do the features that HET-XL learns serve better for classes that it never saw? A linear classifier learns "
+        "those "
+        "from a few examples of each."
+    )
+    paper = ("tab:few_shot",)
+    claim = "HET-XL's representations transfer better than DET's for every number of shots"
+
+    def trainings(self, form: Form, seeds: Sequence[int]) -> Sequence[Training]:
+        """Both heads on the known classes."""
+        return [training_of(bench, label, seed) for seed in seeds for bench in form.few_shot for label in HEADS]
+
+    def measure(self, lab: Lab) -> dict[str, Any]:
+        """Accuracies by data, head and shots, over the seeds."""
+        found: dict[str, Any] = {}
+        with lab.narrator.bar("features", len(lab.form.few_shot) * len(HEADS) * len(lab.seeds)) as bar:
+            done = 0
+            for bench in lab.form.few_shot:
+                dataset = apply_view(open_data(bench.config("det")), UNKNOWN)
+                task = make_task(dataset, lab.form.shots)
+                shots = [count for count in lab.form.shots if count <= task.shots]
+                heads: dict[str, list[list[float]]] = {}
+                for label in HEADS:
+                    heads[label] = []
+                    for seed in lab.seeds:
+                        training = training_of(bench, label, seed)
+                        lab.cache.result(training)
+                        place = lab.cache.place(training)
+                        heads[label].append(accuracies(place, seed, dataset, task, shots))
+                        done += 1
+                        bar.to(done, bench.name)
+                found[bench.name] = {
+                    "shots": shots,
+                    "classes": int(task.support_ids.max()) + 1,
+                    "queries": len(task.query),
+                    "accuracy": heads,
+                }
+        return {"benches": found, "wanted": list(lab.form.shots)}
+
+    def tables(self, summary: Summary) -> Sequence[Table]:
+        """As the paper's, for every dataset."""
+        columns = [Column(f"{count}-shot accuracy, %", 2, "higher") for count in summary["wanted"]]
+        rows = []
+        for name, bench in summary["benches"].items():
+            for label in HEADS:
+                cells = [over(values_at(bench, label, count), 100) for count in summary["wanted"]]
+                rows.append(Row(label, cells, name))
+        told = "; ".join(
+            f"{name}: {bench['classes']:,} unknown classes, {bench['queries']:,} test examples"
+            for name, bench in summary["benches"].items()
+        )
+        note = f"{told}. A dash where less than half of the classes have so many training examples"
+        return [Table("Few-shot linear evaluation", columns, rows, note)]
+
+    def plot(self, summary: Summary, path: Path) -> Path:
+        """Accuracy over shots, a panel for each dataset."""
+        panels = {
+            f"accuracy on {name}, %": {
+                label: [
+                    (float(count), [100 * value for value in values_at(bench, label, count)])
+                    for count in bench["shots"]
+                ]
+                for label in HEADS
+            }
+            for name, bench in summary["benches"].items()
+        }
+        return plot_lines(panels, path, "shots", log_x=True)
+
+    def conclusion(self, summary: Summary) -> str:
+        """The difference for the most shots of every dataset, and all that count."""
+        parts, signs = [], []
+        for name, bench in summary["benches"].items():
+            tests = [
+                against({"a": values_at(bench, "HET-XL", n)}, {"a": values_at(bench, "DET", n)}, "a")
+                for n in bench["shots"]
+            ]
+            signs += [sign(test) for test in tests]
+            parts.append(f"{change(tests[-1], 2, 100, ' %')} on {name} with {bench['shots'][-1]} shots")
+        better, worse = signs.count(1), signs.count(-1)
+        return (
+            f"HET-XL's accuracy compared with DET's is {'; '.join(parts)}. It is significantly higher in {better} and "
+            f"significantly lower in {worse} of {len(signs)} comparisons. {holds(agree(signs, 1), self.claim)}"
+        )
+
+
+def training_of(bench: Bench, label: str, seed: int) -> Training:
+    """A head's training on the known classes."""
+    head, options = HEADS[label]
+    return bench.training(head, seed, view=KNOWN, **options)
+
+
+def values_at(bench: Any, label: str, count: int) -> list[float]:
+    """Accuracies over the seeds with some number of shots; none where it was not possible."""
+    if count not in bench["shots"]:
+        return []
+    place = bench["shots"].index(count)
+    return [one[place] for one in bench["accuracy"][label]]
+
+
+STUDY = FewShot()

@@ -1,0 +1,47 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hetxl.cli import app
+
+SMALL = ["synthetic:rows=400,classes=6,features=4", "--steps", "3", "--batch-size", "32", "--rank", "2"]
+SMALL += ["--train-samples", "2", "--eval-samples", "4", "--device", "cpu"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["tune", *arguments])
+
+
+def test_one_training(tmp_path):
+    result = invoke(*SMALL, "--method", "gradient", "--held-out", "0.25", "--head", "det", "--out", str(tmp_path / "o"))
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "o" / "tune.json").read_text())
+    assert (found["method"], found["head"]) == ("gradient", "det")
+    assert "tune.html" in result.stdout
+    assert "Simple gradient (25.0 %): τ = " in result.stderr
+
+
+def test_auto_says_what_it_takes_and_why(tmp_path):
+    result = invoke(*SMALL, "--out", str(tmp_path / "o"))
+    assert result.exit_code == 0, result.output
+    assert "Method fixed: 3 steps are few" in result.stderr
+    assert json.loads((tmp_path / "o" / "tune.json").read_text())["temperature"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "guess"], "method must be one of"),
+        (["--method", "grid", "--grid", "1,warm"], "--grid must be numbers"),
+        (["--method", "grid", "--grid", "1,-1"], "grid must hold"),
+        (["--method", "train", "--folds", "2"], "folds = 2 is for grid and bayes"),
+        (["--method", "grid", "--storage", "x"], "storage is for method = bayes"),
+        (["--temperature", "2"], "No such option"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(arguments, message, tmp_path):
+    result = invoke(*SMALL, *arguments, "--out", str(tmp_path / "o"))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,97 @@
+"""Noise without the factors of the batch, against the factors themselves."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hetxl.contrastive import draws
+from hetxl.contrastive.draws import add_noise
+from hetxl.functional.noise import residual_scale
+
+B, S, D, R = 12, 2, 4, 3
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def inputs(bias=True, residual=True):
+    """Embeddings, weight and bias of the factors and of the residual."""
+    return (
+        normal(B, D),
+        normal(D * R, D, seed=1),
+        normal(D * R, seed=2) if bias else None,
+        normal(D, D, seed=3) if residual else None,
+        normal(D, seed=4) if residual else None,
+    )
+
+
+def plain(x, weight, bias, residual_weight, residual_bias, z, rows):
+    factors = F.linear(x, weight, bias)
+    factors = factors.unflatten(-1, (R, D)) if rows else factors.unflatten(-1, (D, R)).mT
+    out = x.unsqueeze(1) + z[..., :R] @ factors
+    if residual_weight is None:
+        return out
+    return out + z[..., R:] * residual_scale(F.linear(x, residual_weight, residual_bias)).unsqueeze(1)
+
+
+def assert_same(given, z, **options):
+    leaves = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
+    found = add_noise(*given, z, R, **options)
+    expected = plain(*given, z, options.get("rows", False))
+    torch.testing.assert_close(found, expected)
+    weight = normal(B, S, D, seed=9).detach()
+    found, expected = (torch.autograd.grad((value * weight).sum(), leaves) for value in (found, expected))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks, the last of them smaller."""
+    monkeypatch.setattr(draws, "BLOCK", 5)
+    monkeypatch.setattr(draws, "GROUPS", 2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("residual", [0, 1, D])
+def test_noise_is_that_of_the_factors_and_the_residual(residual, rows, bias):
+    assert_same(inputs(bias, residual > 0), normal(B, S, R + residual, seed=5).detach(), rows=rows)
+
+
+def shared_normals(group, size=R + 1):
+    """Normals whose first R columns are the same in groups, but for the sign."""
+    z = normal(B, S, size, seed=5).detach()
+    firsts = torch.arange(B) // group * group
+    z[..., :R] = z[firsts, :, :R] * torch.tensor([1.0, -1.0, -1.0] * 4, dtype=torch.float64)[:, None, None]
+    return z
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("group", [2, 3, 5, 12])
+def test_noise_of_groups_is_that_of_their_examples(group, bias):
+    assert_same(inputs(bias), shared_normals(group), group=group)
+
+
+@pytest.mark.parametrize("group", [1, 5])
+def test_gradients_are_right(group):
+    given, z = inputs(), shared_normals(5)
+    assert torch.autograd.gradcheck(lambda *tensors: add_noise(*tensors, z, R, group=group), given, fast_mode=True)
+
+
+@pytest.mark.parametrize("group", [1, 5])
+@pytest.mark.parametrize("alone", range(5))
+def test_gradients_are_made_for_what_needs_them(alone, group):
+    given = tuple(tensor.requires_grad_(place == alone) for place, tensor in enumerate(inputs()))
+    assert_same(given, shared_normals(5), group=group)
+
+
+def test_autocast_does_not_narrow_the_noise():
+    given = tuple(value.detach().float() for value in inputs())
+    z = shared_normals(5).float()
+    expected = add_noise(*given, z, R, group=5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = add_noise(*given, z, R, group=5)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)

@@ -1,0 +1,72 @@
+"""Small pairs and configurations for the tests of contrastive learning."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hetxl.contrastive.config import ContrastiveConfig
+from hetxl.contrastive.train import train
+from hetxl.training.progress import Narrator
+
+QUIET = Narrator(quiet=True)
+COLOURS = ("red", "green", "blue")
+SIZES = ("small", "large")
+
+
+def vectors_file(
+    path: Path, count: int = 80, size: int = 6, captions: bool | list[str] = False, **arrays: object
+) -> Path:
+    """A .npz file of pairs of vectors that are the same up to a rotation and a little noise."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((count, size)).astype(np.float32)
+    turn = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    texts = (images @ turn + 0.1 * rng.standard_normal((count, size))).astype(np.float32)
+    found = {"images": images}
+    names = captions if isinstance(captions, list) else [f"number {place}" for place in range(count)]
+    found |= {"captions": np.array(names)} if captions else {"texts": texts}
+    np.savez(path, **(found | arrays))
+    return path
+
+
+def picture_folder(folder: Path, each: int = 4, size: int = 16, suffix: str = ".png") -> Path:
+    """Pictures of a colour and a size of square, each with its caption beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for place, colour in enumerate(COLOURS):
+        for inside, name in zip((4, 10), SIZES, strict=True):
+            for number in range(each):
+                pixels = rng.integers(0, 60, (size, size, 3), dtype=np.uint8)
+                pixels[:inside, :inside, place] = 255
+                Image.fromarray(pixels).save(folder / f"{colour}-{name}-{number}{suffix}")
+                (folder / f"{colour}-{name}-{number}.txt").write_text(f"a {name} {colour} square number {number}\n")
+    return folder
+
+
+def train_on_rank(folder: str, data: str, rank: int) -> dict[str, list[float]]:
+    """Train on one of two processes; gives the losses of the log."""
+    os.environ["WORLD_SIZE"] = "2"
+    run = train(small(data, f"{folder}/run", log_every=1), narrator=QUIET)
+    lines = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
+    return {"losses": [line["loss"] for line in lines if line["kind"] == "step"]}
+
+
+def small(data: Path | str, out: Path | str | None = None, **options: object) -> ContrastiveConfig:
+    """A configuration that trains in a second."""
+    usual = {
+        "data": str(data),
+        "steps": 4,
+        "batch_size": 16,
+        "features": 8,
+        "rank": 2,
+        "buckets": 64,
+        "embedding": 8,
+        "text_width": 16,
+        "image_size": 16,
+        "workers": 0,
+        "device": "cpu",
+        "out": None if out is None else str(out),
+    }
+    return ContrastiveConfig(**(usual | options))

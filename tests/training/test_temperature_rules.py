@@ -1,0 +1,198 @@
+"""τ that follows a validation loss, in the loop: against finite differences, and against the ordinary step."""
+
+import pytest
+import torch
+
+from hetxl.data.broken import BrokenLimit
+from hetxl.data.synthetic import load_synthetic
+from hetxl.training.checkpoint import Checkpoints
+from hetxl.training.config import TrainConfig
+from hetxl.training.distributed import World
+from hetxl.training.log import Log, read_log
+from hetxl.training.loop import Trainer
+from hetxl.training.model import build_model
+from hetxl.training.order import derive
+from hetxl.training.progress import Narrator
+from hetxl.training.temperature_rules import BilevelRule, DirectRule, Validation, held_out_examples
+from hetxl.tuning.hypergradient import loss_gradients
+
+DATA = load_synthetic(rows=400, classes=6, features=4)
+HEADS = ("det", "het", "het-h", "het-xl")
+
+
+def trainer(tmp_path, validation="validation", double=False, **options) -> Trainer:
+    usual = {"rank": 2, "train_samples": 3, "noise_init": 1.0, "batch_size": 16, "learning_rate": 0.05, "warmup": 0}
+    usual |= {"temperature": "learned", "temperature_learning_rate": 1.0, "backbone": "mlp", "width": 6, "features": 5}
+    config = TrainConfig(**(usual | {"device": "cpu", "log_every": 1} | options))
+    model = build_model(config, DATA.input, DATA.num_classes, "softmax")
+    if double:
+        model = model.double()
+    split = None if validation is None else DATA.splits[validation]
+    steps = config.steps or 6
+    world, checkpoints = World(torch.device("cpu")), Checkpoints(tmp_path / "checkpoints")
+    return Trainer(
+        config, model, DATA.splits["train"], steps, checkpoints, world, Narrator(quiet=True), BrokenLimit(), split
+    )
+
+
+def state(made: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in made.model.state_dict().items()}
+
+
+def run(tmp_path, made: Trainer) -> list[float]:
+    """τ after every step."""
+    log = Log(tmp_path / "log.jsonl", made.progress.step)
+    try:
+        made.train(log, lambda: {"nll": 1.0})
+    finally:
+        log.close()
+    return [line["temperature"] for line in read_log(tmp_path / "log.jsonl") if line["kind"] == "step"]
+
+
+class Doubled:
+    """A split whose inputs are in double precision."""
+
+    def __init__(self, split):
+        self.split, self.labels, self.workers = split, split.labels, False
+
+    def __len__(self):
+        return len(self.split)
+
+    def fetch(self, rows, seeds=None):
+        found = self.split.fetch(rows, seeds)
+        return found._replace(inputs=found.inputs.double())
+
+
+class Observed(BilevelRule):
+    """Leaves τ alone but for a shift before the last step, and keeps what it finds after it."""
+
+    def observe(self, shift: float, last: int) -> None:
+        self.shift, self.last = shift, last
+
+    def after_step(self, step: int, moves: bool) -> None:
+        if step == self.last - 1:
+            with torch.no_grad():
+                self.raw.add_(self.shift)
+        if step == self.last:
+            parts = list(self.validation.parts)
+            self.found = float(self.hypergradient(step))
+            self.validation.parts = parts
+            self.loss = mean_loss(self, step)
+        self.mixed, self.validation.parts = [], []
+
+
+def mean_loss(rule: BilevelRule, step: int) -> float:
+    """The validation loss as the rule sees it."""
+    rule.model.backbone.eval()
+    total, count = 0.0, 0
+    for number, batch in enumerate(rule.validation.batches(step)):
+        rule.noise.manual_seed(derive(rule.config.seed, step, number, 17))
+        with torch.no_grad():
+            total += float(rule.model(batch.inputs, batch.targets, reduction="sum", generator=rule.noise))
+        count += len(batch)
+    return total / count
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("options", [{}, {"clip": 0.05, "accumulate": 2, "dropout": 0.3, "temperature_held_out": 0.25}])
+def test_the_gradient_in_the_loop_is_that_one_step_ahead(tmp_path, monkeypatch, head, options):
+    # After whole steps of the loop: parts, dropout, clipping and AdamW included.
+    monkeypatch.setattr("hetxl.training.temperature_rules.BilevelRule", Observed)
+
+    def observed(shift: float) -> Observed:
+        made = trainer(tmp_path, head=head, temperature_method="bilevel", steps=3, double=True, **options)
+        made.split = Doubled(made.split)
+        if made.rule.validation.split is not None:
+            made.rule.validation.split = Doubled(made.rule.validation.split)
+        made.rule.observe(shift, last=2)
+        made._save = lambda best: None  # τ has no moments to store
+        made.train(None, lambda: {"nll": 1.0})
+        return made.rule  # pyright: ignore[reportReturnType]
+
+    size = 1e-5
+    expected = (observed(size).loss - observed(-size).loss) / (2 * size)
+    assert observed(0.0).found == pytest.approx(expected, rel=1e-4, abs=1e-8)
+
+
+class OnTheBatch(DirectRule):
+    """Validates on what was just trained on, with the same draws."""
+
+    def see(self, batch, seed) -> None:
+        self.seen, self.seed = batch, seed
+
+    def gradients(self, step, parameters):
+        _, found = loss_gradients(self.model, self.seen, parameters, generator=self.seed())
+        return [value / len(self.seen) for value in found]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_simple_gradient_on_the_training_batch_is_the_ordinary_one(tmp_path, monkeypatch, head):
+    monkeypatch.setattr("hetxl.training.temperature_rules.DirectRule", OnTheBatch)
+    ordinary = trainer(tmp_path, head=head, steps=3)
+    simple = trainer(tmp_path, head=head, steps=3, temperature_method="gradient")
+    for made in (ordinary, simple):
+        made.train(None, lambda: {"nll": 1.0})
+    for name, value in state(ordinary).items():
+        torch.testing.assert_close(state(simple)[name], value, rtol=0, atol=1e-6)
+    assert float(simple.model.head.temperature().detach()) != pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["gradient", "bilevel"])
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_a_run_that_was_killed_is_the_one_that_was_not(tmp_path, method, share):
+    options = {"temperature_method": method, "temperature_held_out": share, "steps": 6, "evaluate_every": 1}
+    whole = trainer(tmp_path / "whole", **options)
+    assert len(set(run(tmp_path / "whole", whole))) == 6
+    answers = iter([1.0, 1.0, 1.0])
+    killed = trainer(tmp_path / "killed", **options)
+    with pytest.raises(StopIteration):  # at the fourth evaluation, after three checkpoints
+        killed.train(None, lambda: {"nll": next(answers)})
+    again = trainer(tmp_path / "killed", **options)
+    checkpoint, _ = again.checkpoints.latest()
+    assert checkpoint.step == 3
+    again.restore(checkpoint)
+    again.train(None, lambda: {"nll": 1.0})
+    for name, value in state(whole).items():
+        assert torch.equal(state(again)[name], value), name
+
+
+def test_a_held_out_share_is_not_trained_on(tmp_path):
+    made = trainer(tmp_path, temperature_method="gradient", temperature_held_out=0.25, steps=1, accumulate=2)
+    assert made.examples == 12
+    validation, seen = made.rule.validation, []
+    made.rule.see = lambda batch, seed: seen.append((len(batch), [len(part) for part in validation.parts]))
+    made.train(None, lambda: {"nll": 1.0})
+    assert seen == [(6, [2]), (6, [2, 2])]
+    assert validation.parts == []
+
+
+def test_rows_that_could_not_be_read_leave_one_to_train_on():
+    config = TrainConfig(temperature="learned", temperature_method="gradient", temperature_held_out=0.5, batch_size=8)
+    validation = Validation(config, None, torch.device("cpu"))
+    split = DATA.splits["train"]
+    for count, trained, held in ((8, 4, 4), (3, 1, 2), (1, 1, 0), (0, 0, 0)):
+        fetched = split.fetch(torch.arange(count).numpy())
+        inputs, targets = validation.divide(fetched, split)
+        assert (len(inputs), len(targets)) == (trained, trained)
+        assert sum(len(part) for part in validation.parts) == held
+        validation.parts = []
+
+
+@pytest.mark.parametrize("method", ["gradient", "bilevel"])
+def test_holding_and_the_prior_apply(tmp_path, method):
+    held = run(tmp_path / "held", trainer(tmp_path / "held", temperature_method=method, temperature_hold=0.5))
+    assert held[:3] == [pytest.approx(1.0)] * 3
+    assert held[3] != pytest.approx(1.0, abs=1e-4)
+    options = {"temperature_method": method, "steps": 40, "temperature_init": 2.0}
+    drawn = run(tmp_path / "drawn", trainer(tmp_path / "drawn", temperature_prior=100.0, **options))
+    assert abs(drawn[-1] - 1) < 0.15
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(ValueError, match="needs a validation split"):
+        trainer(tmp_path, validation=None, temperature_method="gradient")
+    assert trainer(tmp_path, validation=None, temperature_method="gradient", temperature_held_out=0.25).rule is not None
+    assert trainer(tmp_path).rule is None
+    config = TrainConfig(temperature="learned", temperature_method="bilevel", temperature_held_out=0.01, batch_size=8)
+    with pytest.raises(ValueError, match="takes 0 of the 8 examples"):
+        held_out_examples(config)
