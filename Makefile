@@ -44,7 +44,7 @@ browser: # a page is tested in a real browser: Debian's, installed where there i
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
 	  { echo "Installing chromium (once)"; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
 
-test-slow: $(STAMP) ## the tests that take longest: the wheel in an empty environment, runs of torchrun that are killed
+test-slow: $(STAMP) ## the tests that take longest: the wheel in an empty environment, all examples, runs that are killed
 	@$(BIN)/python -m pytest -m slow
 
 bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop against their bars (about an hour)

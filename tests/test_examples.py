@@ -16,7 +16,14 @@ def run(path, attempt=1):
     return subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+AT_ONCE = ("four_heads.py", "plain_pytorch.py", "contrastive_icons.py")
+"""Examples that every change is tried on; the others take their time beside them."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.name in AT_ONCE else pytest.mark.slow, id=path.name) for path in EXAMPLES],
+)
 def test_it_runs(path):
     done = run(path)
     assert done.returncode == 0, done.stderr
@@ -34,6 +41,7 @@ def test_four_heads_shows_all_four_with_their_parameters():
     assert len(path.read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_onnx_serving_agrees_with_torch():
     path = next(path for path in EXAMPLES if path.name == "onnx_serving.py")
     text = run(path).stdout
@@ -42,7 +50,14 @@ def test_onnx_serving_agrees_with_torch():
     assert len(path.read_text().splitlines()) < 80
 
 
-@pytest.mark.parametrize("name", ["plain_pytorch.py", "lightning_module.py", "accelerate_loop.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain_pytorch.py",
+        pytest.param("lightning_module.py", marks=pytest.mark.slow),
+        pytest.param("accelerate_loop.py", marks=pytest.mark.slow),
+    ],
+)
 def test_trainings_come_near_the_best_loss(name):
     path = next(path for path in EXAMPLES if path.name == name)
     text = run(path).stdout
@@ -53,6 +68,7 @@ def test_trainings_come_near_the_best_loss(name):
     assert len(path.read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_sklearn_arrays_gains_by_noise_and_finds_wrong_labels():
     path = next(path for path in EXAMPLES if path.name == "sklearn_arrays.py")
     text = run(path).stdout

@@ -1,3 +1,9 @@
+"""benchmarks/contrastive.py: a smoke run with few pairs."""
+
+import pytest
+
+
+@pytest.mark.slow
 def test_every_row_is_measured(load):
     said = []
     rows = load("contrastive").measure(pairs=96, features=8, samples=2, rounds=1, say=said.append)

@@ -78,6 +78,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_model(tmp_path):
     data = vectors_file(tmp_path / "x.npz")
     one = train(small(data, tmp_path / "one", log_every=1), narrator=QUIET)

@@ -18,6 +18,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tau, "SMALL", Size((0.4, 1.5), 2, 2))
 
 
+@pytest.mark.slow
 def test_the_whole_study(tiny, tmp_path):
     path = study(seeds=(3,), out=tmp_path / "out", quick=True, jobs=1, narrator=Narrator(quiet=True))
     [setting] = json.loads(path.read_text())["settings"]

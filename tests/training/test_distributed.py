@@ -38,7 +38,7 @@ def flags(options):
     return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-@pytest.mark.parametrize("head", ["het-xl", "het-h"])
+@pytest.mark.parametrize("head", ["het-xl", pytest.param("het-h", marks=pytest.mark.slow)])
 def test_two_processes_train_like_one(tmp_path, head):
     given = OPTIONS | {"head": head}
     one = train(TrainConfig(**given, accumulate=4, out=str(tmp_path / "one")), narrator=Narrator(quiet=True))

@@ -40,6 +40,7 @@ def same_tensors(first: Path, second: Path) -> None:
         assert torch.equal(value, other[name]), name
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_not(tmp_path):
     straight, broken = tmp_path / "straight", tmp_path / "killed"
     script = [sys.executable, killed.__file__]

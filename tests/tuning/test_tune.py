@@ -91,6 +91,7 @@ def test_bayes_and_two_folds(tmp_path):
     assert (tmp_path / "out" / "study.journal").exists()
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on(tmp_path):
     options = {"data": "synthetic:rows=2000,classes=8,features=4", "steps": 60, "batch_size": 64, "rank": 3}
     options |= {"eval_samples": 16, "device": "cpu", "checkpoint_every": 5, "out": str(tmp_path / "out")}

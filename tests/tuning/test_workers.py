@@ -39,6 +39,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path):
         assert (tmp_path / "good" / "result.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(tmp_path):
     long = trial(tmp_path, "long")
     long = Trial("long", small(tmp_path / "long", temperature="0.5", steps=100_000, checkpoint_every=10), "whole")
