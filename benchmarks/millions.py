@@ -35,7 +35,7 @@ from hetxl.profiling.memory import training_memory
 RANK, SAMPLES = 10, 4
 NEGATIVES, NEIGHBOURS, OTHERS = 8192, 16, 4096
 HELD_OUT = 128
-TIMES = {"linear": 5.0, "sampled": 2.0, "retrieved": 2.0}
+TIMES = {"linear": 5.0, "sampled": 3.0, "retrieved": 2.0}
 """Of a step of DET, at most: S = 4 samples go through W in the place of one vector, and not through anything else."""
 ERROR = 0.1
 """By which the formula may miss the measured peak."""
