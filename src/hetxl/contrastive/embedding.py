@@ -160,7 +160,7 @@ class NoisyEmbedding(nn.Module):
     def scale_of(self, embeddings: Tensor) -> Tensor:
         """How noisy each embedding is said to be, [B]: the root mean square over D of the standard deviations.
 
-        A score: pairs that do not belong together tend to get more noise.
+        It sees this embedding alone, and cannot tell which of two good ones do not belong together.
 
         Args:
             embeddings: [B, D], as they are when noise is added to them.

@@ -66,7 +66,8 @@ def _ranks(queries: Tensor, keys: Tensor, same: Tensor) -> Tensor:
 def pair_noise(loss: ContrastiveLoss, images: Tensor, texts: Tensor) -> Tensor:
     """How noisy the model finds each pair, [n]: the root of the mean of both sides' variances.
 
-    A score for filtering bad pairs, the highest first. A side without noise is left out.
+    A score for filtering pairs whose picture or text is hard to place, the highest first; pairs of a good picture with
+    a good text of another are found by `pair_distance`. A side without noise is left out.
 
     Args:
         loss: of the training.
