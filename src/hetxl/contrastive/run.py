@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hetxl.contrastive.config import ContrastiveConfig
 from hetxl.contrastive.model import Specs, TwoTowers, build_towers
@@ -21,7 +21,7 @@ from hetxl.data.dataset import InputSpec
 from hetxl.training.checkpoint import Checkpoints
 from hetxl.training.files import read_json, write_json
 from hetxl.training.loop import load_weights
-from hetxl.training.run import NOT_PART_OF_THE_RUN
+from hetxl.training.run import prepare, write_weights
 
 CONFIG, MODEL, WEIGHTS, RESULT = "config.json", "model.json", "model.safetensors", "result.json"
 
@@ -71,22 +71,7 @@ def start_run(config: ContrastiveConfig, directory: Path) -> ContrastiveRun:
         config: of the run.
         directory: for it.
     """
-    if (directory / CONFIG).exists():
-        stored = open_run(directory).config
-        differing = [
-            f"{field.name} {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
-            for field in dataclasses.fields(config)
-            if field.name not in NOT_PART_OF_THE_RUN and getattr(stored, field.name) != getattr(config, field.name)
-        ]
-        if differing:
-            raise ValueError(
-                f"{directory} holds a run with other options ({'; '.join(differing[:4])}"
-                f"{'; …' if len(differing) > 4 else ''}); choose another --out, or remove it"
-            )
-    elif directory.exists() and any(directory.iterdir()):
-        raise ValueError(f"{directory} has files but no run in it; choose another --out")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / CONFIG, config.to_dict())
+    prepare(directory, config, lambda: open_run(directory).config)
     return ContrastiveRun(directory, config)
 
 
@@ -124,11 +109,7 @@ def save_model(run: ContrastiveRun, model: TwoTowers) -> None:
         run: whose they are.
         model: trained.
     """
-    temporary = run.path / f".{WEIGHTS}"
-    values = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    save_file(values, temporary)
-    temporary.chmod(0o644)  # as the files beside it
-    temporary.replace(run.path / WEIGHTS)
+    write_weights(model, run.path / WEIGHTS)
 
 
 def load_run(path: str | Path, device: torch.device | str = "cpu") -> TrainedTowers:

@@ -7,6 +7,7 @@ label_noise.npz    labels that were replaced, where that was asked for
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from hetxl.data.dataset import Dataset, InputSpec
 from hetxl.training.checkpoint import Checkpoints
@@ -73,18 +75,33 @@ def default_directory(config: TrainConfig) -> Path:
 
 def start_run(config: TrainConfig, directory: Path) -> Run:
     """Make the directory of a run, or take up the one that is there if it is of the same configuration."""
-    if (directory / "config.json").exists():
-        check_same(config, directory)
-    elif directory.exists() and any(directory.iterdir()):
-        raise ValueError(f"{directory} has files but no run in it; choose another --out")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "config.json", config.to_dict())
+    prepare(directory, config, lambda: open_run(directory).config)
     return Run(directory, config)
 
 
 def check_same(config: TrainConfig, directory: Path) -> None:
     """Raise unless the run in a directory has the same options, but for those that change nothing."""
-    stored = TrainConfig.from_dict(read_json(directory / "config.json"), str(directory / "config.json"))
+    compare_options(config, open_run(directory).config, directory)
+
+
+def prepare(directory: Path, config: Any, stored: Callable[[], Any]) -> None:
+    """Make a run's directory with its config.json, or raise where another run or other files are.
+
+    Args:
+        directory: of the run.
+        config: a dataclass of options with `to_dict`.
+        stored: reads the options of the run that is there.
+    """
+    if (directory / "config.json").exists():
+        compare_options(config, stored(), directory)
+    elif directory.exists() and any(directory.iterdir()):
+        raise ValueError(f"{directory} has files but no run in it; choose another --out")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "config.json", config.to_dict())
+
+
+def compare_options(config: Any, stored: Any, directory: Path) -> None:
+    """Raise unless two dataclasses of options are the same, but for those that change nothing."""
     differing = [
         f"{field.name} {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
         for field in dataclasses.fields(config)
@@ -115,12 +132,17 @@ def describe_model(run: Run, dataset: Dataset, link: str, temperature: str = "1.
 
 def save_model(run: Run, model: Model) -> None:
     """Write the weights that prediction uses."""
-    temporary = run.path / ".model.safetensors"
+    write_weights(model, run.path / "model.safetensors")
+
+
+def write_weights(model: nn.Module, path: Path) -> None:
+    """Write the weights of a model, whole or not at all."""
+    temporary = path.with_name(f".{path.name}")
     save_file(
         {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}, temporary
     )
     temporary.chmod(0o644)  # as the files beside it
-    temporary.replace(run.path / "model.safetensors")
+    temporary.replace(path)
 
 
 def open_run(path: str | Path) -> Run:
