@@ -3,17 +3,19 @@
     python benchmarks/contrastive.py [--quick] [--write docs/benchmarks.md]
 
 One batch of pairs, loss and gradients of embeddings and parameters. The losses take turns for their times; each peak of
-memory is measured in a process of its own, beyond embeddings and parameters with their gradients. "Plain" is CLIP's
-loss as it is usually written: two products with all logits, and two calls of cross_entropy.
+memory is measured in a process of its own: all that a step takes beyond embeddings and parameters, their gradients
+included. Beside them are CLIP's loss as it is usually written, two products with all logits and two calls of
+cross_entropy, and SigLIP's with all logits.
 """
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ from hetxl.contrastive import ContrastiveLoss
 THREADS = 1
 TIME, MEMORY, SHARE = 1.3, 1.2, 0.5
 """HET-XL over deterministic, at most; and memory as a share of that of all sampled logits."""
+INDEPENDENT, SIGMOID = 2.5, 1.5
+"""The same for the time with draws that no examples share; and for the sigmoid loss, which goes through the pairs once
+where the softmax goes twice, and takes as many draws."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,10 @@ class Batch:
     Attributes:
         pairs: B
         features: D
-        link: "softmax", "sigmoid", or "plain" for cross_entropy over all logits.
+        link: "softmax", "sigmoid", or "plain …" for all logits at once.
         noise: "both" or "none".
         samples: S
+        group: examples that share the coefficients of a draw, 1 for none; None for the default.
     """
 
     pairs: int
@@ -49,35 +55,48 @@ class Batch:
     link: str = "softmax"
     noise: str = "none"
     samples: int = 1
+    group: int | None = None
 
     def prepare(self) -> Callable[[], None]:
-        """Embeddings and parameters in place, with gradients to add to, and the step that is measured."""
+        """Embeddings and parameters in place, without gradients as zero_grad leaves them, and the step that is
+        measured."""
         generator = torch.Generator().manual_seed(0)
         image, text = (torch.randn(self.pairs, self.features, generator=generator) for _ in range(2))
-        loss: Callable[[Tensor, Tensor], Tensor] = _plain
+        loss: Callable[[Tensor, Tensor], Tensor] = _plain_softmax if self.link == "plain softmax" else _plain_sigmoid
         parameters: list[Tensor] = []
-        if self.link != "plain":
+        if not self.link.startswith("plain"):
             options: dict[str, Any] = {"link": self.link, "noise": self.noise, "samples": self.samples}
+            if self.group is not None:
+                options["noise_group"] = self.group
             loss = ContrastiveLoss(self.features, **options)
             parameters = list(loss.parameters())
 
-        for tensor in (image, text, *parameters):
-            tensor.requires_grad_().grad = torch.zeros_like(tensor)
+        tensors = image.requires_grad_(), text.requires_grad_(), *parameters
 
         def step() -> None:
+            for tensor in tensors:
+                tensor.grad = None
             loss(image, text).backward()
 
         return step
 
 
-def _plain(image: Tensor, text: Tensor) -> Tensor:
+def _plain_softmax(image: Tensor, text: Tensor) -> Tensor:
     image, text = F.normalize(image, dim=-1), F.normalize(text, dim=-1)
     own = torch.arange(len(image))
     return (F.cross_entropy(10 * image @ text.T, own) + F.cross_entropy(10 * text @ image.T, own)) / 2
 
 
+def _plain_sigmoid(image: Tensor, text: Tensor) -> Tensor:
+    image, text = F.normalize(image, dim=-1), F.normalize(text, dim=-1)
+    signs = 2 * torch.eye(len(image)) - 1
+    return -F.logsigmoid(signs * (10 * image @ text.T - 10)).sum() / len(image)
+
+
 def peak(batch: Batch) -> float:
-    """Megabytes of one step at its peak, beyond embeddings and parameters with their gradients."""
+    """Megabytes of one step at its peak, beyond embeddings and parameters."""
+    # Freed blocks go back at once: an allocator that keeps some of them makes one run differ from the next by a third.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**18)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetxl.contrastive"])
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
@@ -86,7 +105,7 @@ def peak(batch: Batch) -> float:
 
 def _peak(batch: Batch) -> int:
     torch.set_num_threads(THREADS)
-    Batch(64, 8, batch.link, batch.noise, batch.samples).prepare()()
+    replace(batch, pairs=64, features=8).prepare()()
     step = batch.prepare()
     before = reset_peak()
     step()
@@ -95,31 +114,44 @@ def _peak(batch: Batch) -> int:
 
 def measure(pairs: int, features: int, samples: int, rounds: int, say: Callable[[str], None]) -> list[Row]:
     """Every row of the table."""
-    det, het = Batch(pairs, features), Batch(pairs, features, noise="both")
-    plain, many = Batch(pairs, features, "plain"), Batch(pairs, features, noise="both", samples=samples)
-    pairwise = Batch(pairs, features, "sigmoid"), Batch(pairs, features, "sigmoid", "both")
+    many = Batch(pairs, features, noise="both", samples=samples)
     where = f"B = {pairs:,}, D = {features}"
 
     say("times")
-    cases = {"det": det, "het": het, "plain": plain, "sigmoid": pairwise[0], "sigmoid het": pairwise[1]}
+    cases = {
+        "det": Batch(pairs, features),
+        "het": Batch(pairs, features, noise="both"),
+        "plain": Batch(pairs, features, "plain softmax"),
+        "sigmoid": Batch(pairs, features, "sigmoid"),
+        "sigmoid het": Batch(pairs, features, "sigmoid", "both"),
+        "sigmoid plain": Batch(pairs, features, "plain sigmoid"),
+        "independent": Batch(pairs, features, noise="both", group=1),
+    }
     seconds = interleaved_medians({name: case.prepare() for name, case in cases.items()}, rounds, least=1)
     say("memory")
     peaks = {name: peak(case) for name, case in cases.items()}
+    # Of the noise's parameters, which are as many for both links.
+    own = 4 * sum(each.numel() for each in ContrastiveLoss(features).parameters()) / MEGABYTE
     rows = []
 
-    def compare(name: str, one: str, other: str) -> None:
+    def compare(name: str, one: str, other: str, bar: float = TIME) -> None:
         detail = f"{seconds[one]:.2f} against {seconds[other]:.2f} s"
-        rows.append(Row(f"{name}, S = 1, {where}: time", seconds[one] / seconds[other], Bar(TIME), detail))
-        detail = f"{peaks[one]:,.0f} against {peaks[other]:,.0f} MB"
-        rows.append(Row(f"{name}, S = 1, {where}: memory", peaks[one] / peaks[other], Bar(MEMORY), detail))
+        rows.append(Row(f"{name}, S = 1, {where}: time", seconds[one] / seconds[other], Bar(bar), detail))
+
+    def weigh(name: str, one: str, other: str, less: float = 0.0) -> None:
+        measured, beside = peaks[one] - less, peaks[other]
+        detail = f"{measured:,.0f} against {beside:,.0f} MB"
+        rows.append(Row(f"{name}, S = 1, {where}: memory", measured / beside, Bar(MEMORY), detail))
 
     compare("softmax, HET-XL over deterministic", "het", "det")
-    compare("softmax, HET-XL over plain cross_entropy", "het", "plain")
-    # A sigmoid without noise has one direction, one with noise has two: what is compared is two without.
-    both = 2 * seconds["sigmoid"]
-    detail = f"{seconds['sigmoid het']:.2f} against 2 × {seconds['sigmoid']:.2f} s"
-    name = f"sigmoid, HET-XL over two directions without noise, S = 1, {where}: time"
-    rows.append(Row(name, seconds["sigmoid het"] / both, Bar(TIME), detail))
+    weigh("softmax, HET-XL over deterministic", "het", "det")
+    compare("softmax, HET-XL over cross_entropy of all logits", "het", "plain")
+    weigh("softmax, HET-XL over cross_entropy of all logits", "het", "plain")
+    compare("softmax, HET-XL with independent draws over deterministic", "independent", "det", INDEPENDENT)
+    compare("sigmoid, HET-XL over deterministic", "sigmoid het", "sigmoid", SIGMOID)
+    weigh("sigmoid, HET-XL but for the gradients of its parameters over deterministic", "sigmoid het", "sigmoid", own)
+    compare("sigmoid, HET-XL over SigLIP's loss of all logits", "sigmoid het", "sigmoid plain")
+    weigh("sigmoid, HET-XL over SigLIP's loss of all logits", "sigmoid het", "sigmoid plain")
     say(f"S = {samples}")
     found, every = peak(many), 4 * samples * pairs**2 / MEGABYTE
     name = f"softmax, HET-XL, S = {samples}, {where}: memory over that of one [B, S, B] tensor"

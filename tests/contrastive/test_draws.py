@@ -40,7 +40,7 @@ def assert_same(given, z, **options):
     found = add_noise(*given, z, R, **options)
     expected = plain(*given, z, options.get("rows", False))
     torch.testing.assert_close(found, expected)
-    weight = normal(B, S, D, seed=9).detach()
+    weight = normal(*found.shape, seed=9).detach()
     found, expected = (torch.autograd.grad((value * weight).sum(), leaves) for value in (found, expected))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -95,3 +95,11 @@ def test_autocast_does_not_narrow_the_noise():
         found = add_noise(*given, z, R, group=5)
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("samples", [1, S])
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_gradient_that_may_be_overwritten(samples, group):
+    z = normal(B, samples, R + D, seed=5).detach()
+    z[..., :R] = z[torch.arange(B) // group * group, :, :R]
+    assert_same(inputs(), z, group=group, overwrite=True)

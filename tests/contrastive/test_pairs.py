@@ -205,3 +205,21 @@ def test_bad_inputs():
 
 def test_what_is_printed():
     assert "link='softmax', noise='both', samples=1" in repr(made())
+
+
+def test_the_sigmoid_has_one_draw_of_a_pair_for_both_sides():
+    loss, (image, text) = made(link="sigmoid"), embeddings()
+    z = normals(loss, 3)
+    with pytest.raises(ValueError, match="found 3 and 2; give num_samples=3"):
+        loss(image, text, noise=(z[0], z[1][:, :2]))
+    mixed = z[0], z[1][:, :1]  # one for all
+    assert_same(loss, loss(image, text, noise=mixed), reference(loss, image, text, mixed), image, text)
+
+
+@pytest.mark.parametrize(("noise", "given"), [("text", 0), ("image", 1), ("none", 1)])
+def test_normals_of_a_sigmoid_side_without_noise(noise, given):
+    loss, (image, text) = made(link="sigmoid", noise=noise), embeddings()
+    z = [None, None]
+    z[given] = torch.zeros(B, 1, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="which has no noise"):
+        loss(image, text, noise=tuple(z))

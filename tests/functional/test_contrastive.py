@@ -25,12 +25,15 @@ def normal(*shape, seed=0):
 
 
 def pair_by_pair(queries, keys, link, scale, bias):
-    """1/B Σ_n of one direction, with nothing but scalars."""
+    """1/B Σ_n of one direction, with nothing but scalars; keys [B, 1, D] are the same for all samples."""
     total = 0.0
     for n in range(len(queries)):
         each = []
         for s in range(queries.shape[1]):
-            logits = [scale * sum(float(q) * float(k) for q, k in zip(queries[n, s], key, strict=True)) for key in keys]
+            drawn = [key[min(s, len(key) - 1)] for key in keys]
+            logits = [
+                scale * sum(float(q) * float(k) for q, k in zip(queries[n, s], key, strict=True)) for key in drawn
+            ]
             if link == "softmax":
                 each.append([math.exp(logits[n]) / sum(math.exp(value) for value in logits)])
             else:
@@ -41,15 +44,21 @@ def pair_by_pair(queries, keys, link, scale, bias):
     return total / len(queries)
 
 
-@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-def test_the_loss_is_the_sum_of_its_pairs(link):
+def test_the_softmax_loss_is_the_mean_of_two_directions():
     image, text = normal(B, S, D, seed=1), normal(B, 1, D, seed=2)
-    image_keys, text_keys = normal(B, D, seed=3), normal(B, D, seed=4)
-    bias = -1.5 if link == "sigmoid" else 0.0
-    found = contrastive_loss(image, text, image_keys, text_keys, link=link, scale=1.3, bias=bias)
-    directions = (image, text_keys), (text, image_keys)
-    expected = sum(pair_by_pair(queries, keys, link, 1.3, bias) for queries, keys in directions) / 2
+    keys = image_keys, text_keys = normal(B, D, seed=3), normal(B, D, seed=4)
+    found = contrastive_loss(image, text, *keys, link="softmax", scale=1.3)
+    directions = (image, text_keys.unsqueeze(1)), (text, image_keys.unsqueeze(1))
+    expected = sum(pair_by_pair(*direction, "softmax", 1.3, 0.0) for direction in directions) / 2
     assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("samples", [1, S])
+def test_the_sigmoid_loss_has_one_direction_with_the_noise_of_both_sides(samples):
+    image, text = normal(B, S, D, seed=1), normal(B, samples, D, seed=2)
+    keys = normal(B, D, seed=3), normal(B, D, seed=4)  # of no use here
+    found = contrastive_loss(image, text, *keys, link="sigmoid", scale=1.3, bias=-1.5)
+    assert float(found) == pytest.approx(pair_by_pair(image, text, "sigmoid", 1.3, -1.5), rel=1e-12)
 
 
 @given(st.integers(1, 6), st.integers(1, 3), st.sampled_from(["softmax", "sigmoid"]), st.integers(0, 99))

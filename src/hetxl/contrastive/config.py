@@ -36,11 +36,12 @@ class ContrastiveConfig:
 
     head: str = option("het-xl", "head", "het-xl has noise on the embeddings, det none.", HEADS)
     link: str = option("softmax", "head", "softmax is CLIP's loss, sigmoid SigLIP's.", ("softmax", "sigmoid"))
-    noise: str = option("both", "head", "Queries that have noise (het-xl).", ("both", "image", "text"))
+    noise: str = option("both", "head", "Towers that have noise (het-xl).", ("both", "image", "text"))
     covariance: str = option("low_rank", "head", "Its form.", ("low_rank", "efficient", "diagonal", "full"))
     rank: int = option(15, "head", "R, rank of the covariance.")
     residual: str = option("rank1", "head", "What it has beside its factors.", ("rank1", "diagonal"))
     noise_init: float = option(0.1, "head", "Length of the noise at the start, over that of an embedding.")
+    noise_group: int = option(64, "head", "Examples that share the coefficients of a draw, at most; 1 for none.")
     samples: int = option(1, "head", "S in training.")
     eval_samples: int = option(0, "head", "S of a second zero-shot evaluation, beside that without noise; 0 for none.")
     normalize: str = option("before", "head", "When embeddings are brought to length 1.", NORMALIZE)
@@ -175,9 +176,9 @@ class ContrastiveConfig:
 
 
 _AT_LEAST: dict[str, float] = {
-    "data_seed": 0, "image_size": 8, "workers": 0, "rank": 0, "samples": 1, "eval_samples": 0, "features": 1,
-    "width": 8, "depth": 1, "buckets": 1, "embedding": 1, "text_width": 1, "text_depth": 1, "steps": 1, "epochs": 0,
-    "batch_size": 2, "noise_learning_rate": 0, "scale_learning_rate": 0, "warmup": 0, "warmup_from": 0,
+    "data_seed": 0, "image_size": 8, "workers": 0, "rank": 0, "noise_group": 1, "samples": 1, "eval_samples": 0,
+    "features": 1, "width": 8, "depth": 1, "buckets": 1, "embedding": 1, "text_width": 1, "text_depth": 1, "steps": 1,
+    "epochs": 0, "batch_size": 2, "noise_learning_rate": 0, "scale_learning_rate": 0, "warmup": 0, "warmup_from": 0,
     "weight_decay": 0, "clip": 0, "seed": 0,
     "evaluate_every": 1, "evaluation_pairs": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1,
 }  # fmt: skip

@@ -35,6 +35,7 @@ def add_noise(
     *,
     rows: bool = False,
     group: int = 1,
+    overwrite: bool = False,
 ) -> Tensor:
     """Embeddings with S draws of their noise, [B, S, D].
 
@@ -52,8 +53,11 @@ def add_noise(
         rank: R
         rows: whether the factors are laid out as [R, D] rather than [D, R].
         group: how many examples in a row are known to have the same z[..., :R] but for the sign.
+        overwrite: whether the gradient of the result may be overwritten, as it may where nothing else has it: one
+            tensor of the size of the embeddings less (S = 1).
     """
-    return _AddNoise.apply(_Form(rank, rows, group), embeddings, weight, bias, residual_weight, residual_bias, z)
+    form = _Form(rank, rows, group, overwrite)
+    return _AddNoise.apply(form, embeddings, weight, bias, residual_weight, residual_bias, z)
 
 
 def _blocks(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -66,10 +70,23 @@ class _Form:
     rank: int
     rows: bool
     group: int
+    overwrite: bool
+
+    def parts(self, batch: int) -> Iterator[tuple[slice, bool]]:
+        """Examples to go through together, and whether they are whole groups."""
+        whole = self.grouped(batch)
+        for part in _blocks(0, whole, GROUPS * self.group):
+            yield part, True
+        for part in _blocks(whole, batch, BLOCK):
+            yield part, False
 
     def grouped(self, batch: int) -> int:
         """How many examples, from the first on, are in whole groups."""
         return batch // self.group * self.group if self.group > 1 else 0
+
+    def buffer(self, x: Tensor) -> Tensor:
+        """Room for the matrices of some groups, for all of them in turn: pages that are new cost more."""
+        return x.new_empty(GROUPS * x.shape[1] ** 2 if self.grouped(len(x)) else 0)
 
     def shared(self, mixing: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients of the groups [G, S, R] and signs of their examples [G, g, 1], from all coefficients."""
@@ -95,15 +112,15 @@ class _AddNoise(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             out = x.unsqueeze(1).repeat(1, z.shape[1], 1)
             mixing, own = z[..., : form.rank], z[..., form.rank :]
-            whole = form.grouped(len(x))
-            if whole:
-                _add_shared(out[:whole], x[:whole], weight, bias, *form.shared(mixing[:whole]))
-            for part in _blocks(whole, len(x), BLOCK):
-                factors = F.linear(x[part], weight, bias)
-                factors = factors.unflatten(-1, (form.rank, -1) if form.rows else (-1, form.rank))
-                out[part].baddbmm_(mixing[part], factors if form.rows else factors.mT)
-            if residual_weight is not None:
-                for part in _blocks(0, len(x), BLOCK):
+            buffer = form.buffer(x)
+            for part, whole_groups in form.parts(len(x)):
+                if whole_groups:
+                    _add_shared(out[part], x[part], weight, bias, *form.shared(mixing[part]), buffer)
+                else:
+                    factors = F.linear(x[part], weight, bias)
+                    factors = factors.unflatten(-1, (form.rank, -1) if form.rows else (-1, form.rank))
+                    out[part].baddbmm_(mixing[part], factors if form.rows else factors.mT)
+                if residual_weight is not None:
                     scale = residual_scale(F.linear(x[part], residual_weight, residual_bias))
                     out[part].addcmul_(own[part], scale.unsqueeze(1))
         return out
@@ -113,34 +130,38 @@ class _AddNoise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, residual_weight, residual_bias, z = ctx.saved_tensors
         form: _Form = ctx.form
-        needs = ctx.needs_input_grad[1:6]
-        like = x, weight, weight[:, 0], residual_weight, residual_bias
-        sums = [torch.zeros_like(each) if need else None for each, need in zip(like, needs, strict=True)]
-        of_x, of_weight, of_bias, of_residual, of_residual_bias = sums
         gradient = gradients[0]  # [B, S, D]
         mixing, own = z[..., : form.rank], z[..., form.rank :]
+        of_x: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            # With one sample in place: what is read of it below is read before it is added to.
+            in_place = form.overwrite and gradient.shape[1] == 1
+            of_x = gradient.squeeze(1) if in_place else gradient.sum(1)
+        like = weight, weight[:, 0], residual_weight, residual_bias
+        of_weight, of_bias, of_residual, of_residual_bias = sums = [
+            torch.zeros_like(each) if need else None for each, need in zip(like, ctx.needs_input_grad[2:6], strict=True)
+        ]
         with torch.autocast(x.device.type, enabled=False):
-            if of_x is not None:
-                torch.sum(gradient, 1, out=of_x)
-            whole = form.grouped(len(x))
-            if whole:
-                part = None if of_x is None else of_x[:whole]
-                _shared_backward(
-                    gradient[:whole], x[:whole], weight, part, of_weight, of_bias, *form.shared(mixing[:whole])
-                )
-            for part in _blocks(whole, len(x), BLOCK):
-                if form.rows:
-                    of_factors = (mixing[part].mT @ gradient[part]).flatten(1)
-                else:
-                    of_factors = (gradient[part].mT @ mixing[part]).flatten(1)  # [n, D·R]
-                _linear_backward(of_factors, x[part], weight, _at(of_x, part), of_weight, of_bias)
-            if residual_weight is not None:
-                for part in _blocks(0, len(x), BLOCK):
+            buffer = form.buffer(x)
+            for part, whole_groups in form.parts(len(x)):
+                of_raw = None
+                if residual_weight is not None:
                     raw = F.linear(x[part], residual_weight, residual_bias)
                     # The softplus of `residual_scale` has the sigmoid as its derivative.
-                    of_raw = (gradient[part] * own[part]).sum(1) * raw.sigmoid()
+                    of_raw = (gradient[part] * own[part]).sum(1) * raw.sigmoid_()
+                if whole_groups:
+                    shared = form.shared(mixing[part])
+                    sums_of_part = _at(of_x, part), of_weight, of_bias
+                    _shared_backward(gradient[part], x[part], weight, *sums_of_part, *shared, buffer)
+                else:
+                    if form.rows:
+                        of_factors = (mixing[part].mT @ gradient[part]).flatten(1)
+                    else:
+                        of_factors = (gradient[part].mT @ mixing[part]).flatten(1)  # [n, D·R]
+                    _linear_backward(of_factors, x[part], weight, _at(of_x, part), of_weight, of_bias)
+                if of_raw is not None and residual_weight is not None:
                     _linear_backward(of_raw, x[part], residual_weight, _at(of_x, part), of_residual, of_residual_bias)
-        return None, *sums, None
+        return None, of_x, *sums, None
 
 
 def _at(values: Tensor | None, part: slice) -> Tensor | None:
@@ -159,19 +180,19 @@ def _linear_backward(
         of_bias += gradient.sum(0)
 
 
-def _add_shared(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, signs: Tensor) -> None:
+def _add_shared(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, signs: Tensor, buffer: Tensor
+) -> None:
     """Add the draws of groups, z [G, S, R] with signs [G, g, 1], to out [G·g, S, D]."""
     groups, samples, rank = z.shape
     by_group, by_rank = x.unflatten(0, (groups, -1)), weight.unflatten(0, (-1, rank))  # [G, g, D], [D, R, D]
     out = out.unflatten(0, (groups, -1))
-    buffer = x.new_empty(len(by_rank) * GROUPS * x.shape[1])
-    for part in _blocks(0, groups, GROUPS):
-        for sample in range(samples):
-            mixed = _mixed(z[part, sample], by_rank, buffer)  # [D, c, D]
-            drawn = torch.bmm(by_group[part], mixed.permute(1, 2, 0))
-            if bias is not None:
-                drawn += (z[part, sample] @ bias.view(-1, rank).T).unsqueeze(1)
-            out[part, :, sample].addcmul_(drawn, signs[part])
+    for sample in range(samples):
+        mixed = _mixed(z[:, sample], by_rank, buffer)  # [D, G, D]
+        drawn = torch.bmm(by_group, mixed.permute(1, 2, 0))
+        if bias is not None:
+            drawn += (z[:, sample] @ bias.view(-1, rank).T).unsqueeze(1)
+        out[:, :, sample].addcmul_(drawn, signs)
 
 
 def _shared_backward(
@@ -183,28 +204,27 @@ def _shared_backward(
     of_bias: Tensor | None,
     z: Tensor,
     signs: Tensor,
+    buffer: Tensor,
 ) -> None:
     """Add the gradients of `_add_shared` to sums of them."""
     groups, samples, rank = z.shape
     by_group, by_rank = x.unflatten(0, (groups, -1)), weight.unflatten(0, (-1, rank))
     of_draws = gradient.unflatten(0, (groups, -1))  # [G, g, S, D]
-    buffer = x.new_empty(len(by_rank) * GROUPS * x.shape[1])
-    for part in _blocks(0, groups, GROUPS):
-        for sample in range(samples):
-            signed, shared = of_draws[part, :, sample] * signs[part], z[part, sample]  # [c, g, D], [c, R]
-            if of_x is not None:
-                mixed = _mixed(shared, by_rank, buffer)  # [D, c, D]
-                of_x.unflatten(0, (groups, -1))[part].baddbmm_(signed, mixed.transpose(0, 1))
-            if of_weight is not None:
-                of_mixed = buffer[: len(signed) * len(by_rank) * x.shape[1]].view(len(signed), len(by_rank), -1)
-                torch.bmm(signed.mT, by_group[part], out=of_mixed)  # [c, D, D]
-                of_rank = of_weight.unflatten(0, (-1, rank))
-                of_rank.baddbmm_(shared.T.expand(len(of_rank), -1, -1), of_mixed.transpose(0, 1))
-            if of_bias is not None:
-                of_bias.view(-1, rank).addmm_(signed.sum(1).T, shared)
+    for sample in range(samples):
+        signed, shared = of_draws[:, :, sample] * signs, z[:, sample]  # [G, g, D], [G, R]
+        if of_x is not None:
+            mixed = _mixed(shared, by_rank, buffer)  # [D, G, D]
+            of_x.unflatten(0, (groups, -1)).baddbmm_(signed, mixed.transpose(0, 1))
+        if of_weight is not None:
+            of_mixed = buffer[: groups * len(by_rank) * x.shape[1]].view(groups, len(by_rank), -1)
+            torch.bmm(signed.mT, by_group, out=of_mixed)  # [G, D, D]
+            of_rank = of_weight.unflatten(0, (-1, rank))
+            of_rank.baddbmm_(shared.T.expand(len(of_rank), -1, -1), of_mixed.transpose(0, 1))
+        if of_bias is not None:
+            of_bias.view(-1, rank).addmm_(signed.sum(1).T, shared)
 
 
 def _mixed(z: Tensor, by_rank: Tensor, buffer: Tensor) -> Tensor:
-    """Σ_r z_r A_r of groups z [c, R], as [D, c, D], in a buffer that all of them use: pages that are new cost more."""
+    """Σ_r z_r A_r of groups z [c, R], as [D, c, D], in a buffer."""
     out = buffer[: len(by_rank) * len(z) * by_rank.shape[2]].view(len(by_rank), len(z), -1)
     return torch.matmul(z, by_rank, out=out)

@@ -130,7 +130,7 @@ class NoisyEmbedding(nn.Module):
         # A group costs R matrices to mix, and then each of its examples a product or two for each sample.
         return group if shares and samples * (rank / group + 2) <= rank else 1
 
-    def add_to(self, embeddings: Tensor, z: Tensor, group: int = 1) -> Tensor:
+    def add_to(self, embeddings: Tensor, z: Tensor, group: int = 1, *, overwrite: bool = False) -> Tensor:
         """Embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
 
             embeddings.unsqueeze(1) + self(embeddings).draw(z)
@@ -139,6 +139,7 @@ class NoisyEmbedding(nn.Module):
             embeddings: [B, D]
             z: [B, S, Q] or [S, Q] standard normals.
             group: `group_of` the normals, if they are known to be shared; any others go with 1.
+            overwrite: whether the gradient of the result may be overwritten, see `add_noise`.
         """
         covariance, dtype = self.covariance, self._dtype()
         x, z = embeddings.to(dtype), z.to(dtype)
@@ -155,6 +156,7 @@ class NoisyEmbedding(nn.Module):
             covariance.rank,
             rows=isinstance(covariance, FullCovariance),
             group=group,
+            overwrite=overwrite,
         )
 
     def scale_of(self, embeddings: Tensor) -> Tensor:

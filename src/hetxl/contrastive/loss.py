@@ -22,14 +22,18 @@ class ContrastiveLoss(PairLoss):
         logits = scale · (q_n + ε_n)ᵀ k_i              ε_n ~ N(0, Σ(q_n)), on the query side alone
         loss   = 1/2B Σ_n (−log p̄(text n | image n) − log p̄(image n | text n)),     p̄ the mean over S draws
 
+    The sigmoid loss has no directions: noise is on both embeddings of a pair.
+
+        loss   = 1/B Σ_n Σ_i −log p̄(pair or not | image n, text i)
+
     Over several processes it is the loss of their batches together, the same number on each, and its gradients are
     right after the mean that DDP takes. Batches may differ in size.
 
     Args:
         features: D
         link: "softmax" (CLIP, LiT) or "sigmoid" (SigLIP).
-        noise: which towers' queries have noise: "both", "image", "text" or "none". With "none" this is exactly the loss
-            of CLIP or SigLIP.
+        noise: which towers have noise, on their queries (softmax): "both", "image", "text" or "none". With "none" this
+            is exactly the loss of CLIP or SigLIP.
         covariance: of the noise, "low_rank" as in the paper, "efficient", "diagonal" or "full".
         rank: R
         residual: "rank1" or "diagonal".

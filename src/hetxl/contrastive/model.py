@@ -101,6 +101,7 @@ def build_towers(config: ContrastiveConfig, specs: Specs, **options: Any) -> Two
             rank=config.rank,
             residual=config.residual,
             noise_init=config.noise_init,
+            noise_group=config.noise_group,
             samples=config.samples,
             normalize=config.normalize,  # pyright: ignore[reportArgumentType]
             scale_init=config.scale_init,

@@ -1,5 +1,6 @@
 """The loss of a batch of pairs at a given scale: what every contrastive loss module is made of."""
 
+import functools
 from typing import Any, Literal, get_args
 
 import torch
@@ -142,12 +143,20 @@ class PairLoss(nn.Module):
         draw = {"samples": samples, "generator": generator, "share": share}
         options = {"link": self.link, "scale": scale, "bias": bias, "memory_budget": self.memory_budget}
 
-        total = self._direction(self._queries("image", image, keys[0], z_image, **draw), keys[1], share, options)
+        images, texts = (
+            functools.partial(self._queries, side, given, own, z, **draw)
+            for side, given, own, z in (("image", image, keys[0], z_image), ("text", text, keys[1], z_text))
+        )
         directions = 1
-        if self.link == "softmax" or self.noise != "none":  # a sigmoid without noise is the same in both directions
-            queries = self._queries("text", text, keys[1], z_text, **draw)
-            total = total + self._direction(queries, keys[0], share, options)
+        if self.link == "softmax":
+            total = self._direction(images(), keys[1], share, options)
+            total = total + self._direction(texts(), keys[0], share, options)
             directions = 2
+        else:
+            queries, keys = _alike(images(), texts())
+            if self.noise == "text":  # the side that has draws asks: the engine mixes those of queries
+                queries, keys = keys, queries
+            total = self._direction(queries, _samples(keys), share, options)
         if samples == 0:
             total = _touched(total, *self.parameters())
         if not self.local_loss:  # every process has the whole sum
@@ -165,7 +174,7 @@ class PairLoss(nn.Module):
         if isinstance(queries, Tensor) or self.chunk is not None:
             return loss_in_parts(_samples(queries), keys, offset=offset, chunk=self.chunk, **options)
         own = torch.arange(offset, offset + len(queries.features), device=keys.device)
-        return summed_loss(queries, keys, own, **options)
+        return summed_loss(queries, keys if self.link == "softmax" else keys.squeeze(1), own, **options)
 
     def _queries(
         self,
@@ -197,7 +206,8 @@ class PairLoss(nn.Module):
         if z.shape[-2] > module.size and self.normalize in ("before", "none"):
             # More samples than rows of the basis: the engine lifts the basis once instead of every sample.
             return Queries(base, module(base), z.to(base.dtype))
-        drawn = module.add_to(base, z, shared).to(base.dtype)
+        # Nothing but the loss has the draws, so nothing else their gradient.
+        drawn = module.add_to(base, z, shared, overwrite=True).to(base.dtype)
         return F.normalize(drawn, dim=-1) if self.normalize in ("after", "both") else drawn
 
     def _module(self, side: str) -> NoisyEmbedding:
@@ -220,6 +230,19 @@ class PairLoss(nn.Module):
 
 def _samples(queries: Queries | Tensor) -> Tensor:
     return queries if isinstance(queries, Tensor) else queries.samples
+
+
+def _alike(images: Queries | Tensor, texts: Queries | Tensor) -> tuple[Queries | Tensor, Queries | Tensor]:
+    """Both sides of pairs, whose draws come together: as many of the one as of the other, or one for all."""
+    counts = [side.count if isinstance(side, Queries) else side.shape[1] for side in (images, texts)]
+    if 1 in counts:
+        return images, texts
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"noise must have as many samples for images as for texts under the sigmoid link, found {counts[0]} and "
+            f"{counts[1]}; give num_samples={counts[0]} where one side is drawn"
+        )
+    return _samples(images), _samples(texts)
 
 
 def _check_normals(side: str, z: Tensor, batch: int, size: int) -> None:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from hetxl.contrastive.gather import Share
 from hetxl.contrastive.queries import Queries, summed_loss
+from hetxl.contrastive.sigmoid import sigmoid_loss
 from hetxl.functional import Link
 
 
@@ -37,7 +38,7 @@ def loss_in_parts(
 
     Args:
         samples: [n, S, D], the draws of the queries.
-        keys: [K, D]; in a ring, [n, D] of this process.
+        keys: [K, D], or draws of them [K, S, D] (sigmoid); in a ring, n of this process.
         link: "softmax" or "sigmoid"
         scale: of the logits, a scalar.
         bias: of the logits, a scalar or None.
@@ -142,24 +143,28 @@ class _Walk:
 
     def _part(self, given: _Operands, need: _Operands, keys: Tensor, offset: int) -> tuple[Tensor, _Operands]:
         """The same for some keys at once."""
-        tensors = given.samples, keys, given.scale, given.bias
-        leaves: list[Any] = [
-            None if tensor is None else tensor.detach().requires_grad_(bool(wanted))
-            for tensor, wanted in zip(tensors, need.all(), strict=True)
-        ]
-        samples, keys, scale, bias = leaves
-        own = torch.arange(offset, offset + len(samples), device=keys.device)
-        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        with torch.set_grad_enabled(bool(wanted)):
-            loss = summed_loss(
-                Queries.explicit(samples),
-                keys,
-                own,
-                link=self.link,
-                scale=scale,
-                bias=bias,
+        if self.link == "sigmoid":
+            draws = keys.detach() if keys.dim() == 3 else keys.detach().unsqueeze(1)
+            loss, found = sigmoid_loss(
+                given.samples.detach(),
+                draws,
+                given.scale.detach(),
+                None if given.bias is None else given.bias.detach(),
+                need.all(),
+                offset=offset,
                 memory_budget=self.memory_budget,
             )
+            return loss, _Operands(*found._replace(keys=None if found.keys is None else found.keys.view_as(keys)))
+        leaves = [
+            tensor.detach().requires_grad_(bool(wanted))
+            for tensor, wanted in zip((given.samples, keys, given.scale), need.all(), strict=False)
+        ]
+        samples, keys, scale = leaves
+        own = torch.arange(offset, offset + len(samples), device=keys.device)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        with torch.set_grad_enabled(bool(wanted)):
+            loss = summed_loss(
+                Queries.explicit(samples), keys, own, link="softmax", scale=scale, memory_budget=self.memory_budget
+            )
         found = iter(torch.autograd.grad(loss, wanted) if wanted else ())
-        needed = (leaf is not None and leaf.requires_grad for leaf in leaves)
-        return loss.detach(), _Operands(*(next(found) if each else None for each in needed))
+        return loss.detach(), _Operands(*(next(found) if leaf.requires_grad else None for leaf in leaves))

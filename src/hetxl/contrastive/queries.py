@@ -33,6 +33,11 @@ class Queries:
         return cls(samples.new_zeros(count, width), GaussianNoise(samples), same)
 
     @property
+    def count(self) -> int:
+        """S."""
+        return 1 if self.z is None else self.z.shape[-2]
+
+    @property
     def samples(self) -> Tensor:
         """The draws, [n, S, D]; the features themselves without noise, [n, 1, D]."""
         if self.noise is None or self.z is None:

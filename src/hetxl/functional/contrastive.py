@@ -2,7 +2,8 @@
 once. `hetxl.contrastive` computes the same block by block and is tested against these.
 
 The batch is the classifier. In the direction image → text the queries are the images, with noise, and the keys are the
-texts, without; in the other direction the towers change places.
+texts, without; in the other direction the towers change places. The sigmoid loss has no directions: a pair is one
+yes-or-no question, and noise is on both of its embeddings.
 """
 
 from typing import Literal, get_args
@@ -57,34 +58,40 @@ def contrastive_loss(
     scale: Tensor | float,
     bias: Tensor | float = 0.0,
 ) -> Tensor:
-    """The mean over the two directions of the loss of a batch of pairs.
+    """The loss of a batch of pairs.
 
-    softmax:  1/2B Σ_n (−log p̄(text n | image n) − log p̄(image n | text n))
-    sigmoid:  1/2B Σ_n Σ_i −log p̄(pair or not | image n, text i), and the same from texts to images
+    softmax:  1/2B Σ_n (−log p̄(text n | image n) − log p̄(image n | text n)),   noise on the query of each direction
+    sigmoid:  1/B Σ_n Σ_i −log p̄(pair or not | image n, text i),              noise on both, and one direction
 
-    with p̄ the mean over the draws of the query. Without noise the two sums of the sigmoid are equal.
+    with p̄ the mean over the draws.
 
     Args:
         image_queries: [B, S, D]
-        text_queries: [B, S, D]; S may differ.
-        image_keys: [B, D]
-        text_keys: [B, D]
+        text_queries: [B, S, D]; S may differ (softmax), or be 1.
+        image_keys: [B, D] (softmax)
+        text_keys: [B, D] (softmax)
         link: "softmax" or "sigmoid"
         scale: of the logits.
         bias: of the logits (sigmoid).
     """
-    from_images = _direction(image_queries, text_keys, link, scale, bias)
-    from_texts = _direction(text_queries, image_keys, link, scale, bias)
-    return (from_images + from_texts) / 2
-
-
-def _direction(queries: Tensor, keys: Tensor, link: Link, scale: Tensor | float, bias: Tensor | float) -> Tensor:
-    logits = scale * queries @ keys.T  # [B, S, B]
     if link == "softmax":
-        return -mean_softmax(logits).diagonal().mean()
-    log_p, log_not_p = mean_sigmoid(logits + bias)
-    pairs = torch.eye(len(keys), dtype=torch.bool, device=keys.device)
-    return -torch.where(pairs, log_p, log_not_p).sum() / len(keys)
+        from_images = _direction(image_queries, text_keys, scale)
+        from_texts = _direction(text_queries, image_keys, scale)
+        return (from_images + from_texts) / 2
+    logits = scale * torch.einsum("nsd,isd->nsi", *_as_many(image_queries, text_queries)) + bias
+    log_p, log_not_p = mean_sigmoid(logits)
+    pairs = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+    return -torch.where(pairs, log_p, log_not_p).sum() / len(logits)
+
+
+def _direction(queries: Tensor, keys: Tensor, scale: Tensor | float) -> Tensor:
+    return -mean_softmax(scale * queries @ keys.T).diagonal().mean()  # of [B, S, B]
+
+
+def _as_many(*draws: Tensor) -> tuple[Tensor, ...]:
+    """Draws [B, S, D] of all sides, those without noise repeated."""
+    samples = max(each.shape[1] for each in draws)
+    return tuple(each.expand(-1, samples, -1) for each in draws)
 
 
 def noise_scale(noise: GaussianNoise) -> Tensor:
