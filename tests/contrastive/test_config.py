@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from hetxl.contrastive.config import SECTIONS, ContrastiveConfig
+from hetxl.contrastive.embedding import GROUP, NOISE_INIT
 
 
 def test_it_survives_its_own_file():
@@ -12,6 +13,8 @@ def test_it_survives_its_own_file():
     assert config.prompts == ("{}", "a {}")
     assert config.noise_side == "none"
     assert ContrastiveConfig().noise_side == "both"
+    assert ContrastiveConfig().noise_group == GROUP
+    assert ContrastiveConfig().noise_init == NOISE_INIT
 
 
 def test_every_option_has_help_and_a_section():
