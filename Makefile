@@ -57,7 +57,7 @@ bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop 
 	@$(BIN)/python benchmarks/retrieved.py --write docs/many_classes.md
 
 docs: $(STAMP) ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open site/index.html" # --quiet would let warnings pass
 
 wheel: $(STAMP) ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null && ls dist/*.whl

@@ -1,27 +1,121 @@
-"""Every ```python block of the README and of docs/ runs, the blocks of a page one after the other."""
+"""What the README and docs/ say is so: ```python blocks run, commands and options exist, names and paths resolve."""
 
+import importlib
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from typer.main import get_command
+
+from hetxl.cli import app
+from hetxl.studies.registry import ENTRIES
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(page.read_text())]
+WITH_CODE = [page for page, text in PAGES.items() if BLOCK.search(text)]
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+COMMAND_LINE = re.compile(r"^(?:\$ )?hetxl (.*)$", re.MULTILINE)
+INLINE = re.compile(r"`hetxl ([^`]+)`")
+PAPER = "docs/paper.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Problems this small gain nothing from more threads, and lose much where other programs have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    text = page.read_text()
-    namespace: dict[str, object] = {"__name__": page.stem}
+    text = PAGES[page]
+    namespace: dict[str, object] = {"__name__": Path(page).stem}
     for block in BLOCK.finditer(text):
         # Blank lines in front, so that a traceback names the line of the page.
         line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], str(page), "exec"), namespace)
+        exec(compile("\n" * line + block[1], str(ROOT / page), "exec"), namespace)
 
 
 def test_pages_with_code_are_found():
-    assert {"README.md", "index.md", "heads.md", "samplers.md", "parameters.md", "training.md"} <= {
-        page.name for page in PAGES
-    }
+    names = ("README.md", "docs/start.md", "docs/heads.md", "docs/training.md", "docs/guides/noisy-labels.md")
+    assert set(names) <= set(WITH_CODE)
+
+
+def wrong_words(line: str) -> list[str]:
+    """The commands and options of a line that `hetxl` does not have; a COMMAND that stands for any is let be."""
+    found: Any = get_command(app)
+    words = shlex.split(line, comments=True)
+    while words and hasattr(found, "commands") and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name.isupper() or name == "…":
+            return []
+        if name not in found.commands:
+            return [name]
+        found = found.commands[name]
+    options = {option for param in found.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+    return [word for word in words if word.startswith("--") and word.split("=")[0] not in options]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_exist(page: str):
+    text = PAGES[page]
+    lines = [line for fence in FENCE.findall(text) for line in COMMAND_LINE.findall(fence)]
+    lines += [" ".join(line.split()) for line in INLINE.findall(FENCE.sub("", text))]
+    assert {line: wrong for line in lines if (wrong := wrong_words(line))} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("train data.npz --head het-xl --no-frozen  # --nothing", []),
+        ("train data.npz --heads het-xl", ["--heads"]),
+        ("study flops --quick", []),
+        ("study nothing", ["nothing"]),
+        ("COMMAND --whatever", []),
+    ],
+)
+def test_wrong_words_are_found(line: str, wrong: list[str]):
+    assert wrong_words(line) == wrong
+
+
+def resolve(name: str) -> object:
+    """The object of a dotted name: the longest part that is a module, and attributes of it."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_names_of_the_paper_page_resolve():
+    names = set(re.findall(r"`[^`]*?\b(hetxl(?:\.\w+)+)", PAGES[PAPER]))
+    assert len(names) > 40
+    for name in sorted(names):
+        assert resolve(name) is not None
+    with pytest.raises(AttributeError):
+        resolve("hetxl.nn.NoHead")
+
+
+def test_paths_of_the_paper_page_exist():
+    paths = re.findall(r"`(\w[\w/.-]*/[\w.-]+\.\w+)`", PAGES[PAPER])
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_study_of_the_paper_is_on_its_page():
+    assert [name for name in ENTRIES if f"`hetxl study {name}`" not in PAGES[PAPER]] == []

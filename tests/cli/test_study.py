@@ -7,6 +7,7 @@ from hetxl.cli import app
 from hetxl.studies.forms import FORMS
 from hetxl.studies.registry import ENTRIES, listing
 from hetxl.studies.settings import Setting
+from support.pairs import vectors_file
 
 
 def test_the_list():
@@ -57,6 +58,32 @@ def test_defaults(tmp_path, monkeypatch):
     assert "HET-XL against DET in 1 settings" in result.stdout
     assert (tmp_path / "study.md").read_text() in result.stdout
     assert json.loads((tmp_path / "tiny" / "summary.json").read_text())["seeds"] == [0, 1]
+
+
+def test_a_study_on_pairs(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMS, "quick", FORMS["miniature"])
+    data = str(vectors_file(tmp_path / "x.npz", captions=True))
+    places = [part for name in ("out", "write", "cache") for part in (f"--{name}", str(tmp_path / name))]
+    arguments = ["study", "test-noise", data, "--quick", "--seeds", "3,", "--jobs", "1", *places]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "out" / "test-noise.md").read_text()
+    assert page in result.stdout
+    assert (tmp_path / "write" / "test-noise.md").read_text() == page
+    assert f"hetxl study test-noise {data} --quick --seeds 3,\n" in page
+    assert {place.name for place in (tmp_path / "cache").iterdir() if place.is_dir()} == {
+        f"het-xl-swap{swap}-seed3" for swap in (0, 20, 40)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("contrastiv", "; did you mean 'contrastive'? "), ("tau-rang", "; did you mean 'tau-range'? "), ("nothing", "; ")],
+)
+def test_a_study_that_does_not_exist(name, hint):
+    result = CliRunner().invoke(app, ["study", name, "--quick"])
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: there is no study {name!r}{hint}hetxl study --list shows all\n"
 
 
 SMALL = {"steps": 3, "batch_size": 32, "rank": 2, "train_samples": 2, "eval_samples": 4, "evaluate_every": 3}

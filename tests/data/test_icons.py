@@ -8,7 +8,7 @@ from hetxl.data import open_dataset
 from hetxl.data.build.run import build_dataset
 from hetxl.data.icons import build_icons, load_icons
 from hetxl.data.icons_files import FAMILIES
-from hetxl.data.icons_names import stem_of
+from hetxl.data.icons_names import OTHER, categories_of, stem_of
 from support.packages import cache_with_packages, needs_python
 
 EACH = 60
@@ -66,6 +66,23 @@ def test_pictures_are_black_on_white_and_moved_by_seeds(cache):
     assert split.name(3) in shown.text
 
 
+def test_categories(cache):
+    names, dataset = (load_icons(each=EACH, labels=labels, cache=cache) for labels in ("names", "categories"))
+    assert OTHER not in dataset.class_names
+    assert 1 < dataset.num_classes < names.num_classes / 8
+    assert any("categories are in no training pair" in note for note in dataset.notes)
+    by_name = dict(zip(names.class_names, categories_of(names.class_names)[0], strict=True))
+    known = categories_of(names.class_names)[1]
+    for part, split in dataset.splits.items():
+        whole = names.splits[part]
+        told = [known[by_name[whole.name(row)]] for row in range(len(whole))]
+        assert [dataset.class_names[one] for one in split.labels.ids] == [name for name in told if name != OTHER]
+        assert set(split.rows) <= set(whole.rows)
+    train = dataset.splits["train"]
+    assert dataset.class_names[train.labels.ids[0]] in train.name(0).split()
+    assert train.name(0) in train.show(0).text  # the name, not the category
+
+
 def test_another_design_can_be_held_out(cache):
     dataset = load_icons(each=EACH, held_out="material", cache=cache)
     families = {FAMILIES[number].name for number in dataset.splits["test"].families.tolist()}
@@ -98,6 +115,7 @@ def test_what_is_not_built_says_how(tmp_path):
     ("options", "message"),
     [
         ({"held_out": "material5"}, "held_out must be one of 'codicon'.*found 'material5'; did you mean 'material'"),
+        ({"labels": "words"}, "labels must be one of 'names', 'categories', found 'words'"),
         ({"each": 0}, "each must be at least 1, found 0"),
         ({"limit": 0}, "limit must be at least 1, found 0"),
     ],

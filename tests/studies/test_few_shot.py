@@ -56,6 +56,7 @@ def test_the_known_classes_are_trained_on_alone_and_draws_are_repeatable(studied
     studied("few-shot")
     training = training_of(FORM.base, "DET", 0)
     assert training.view == "known:5"
+    assert [training_of(bench, "DET", 0).view for bench in FORMS["full"].few_shot] == ["known:5", "known:3", "known:5"]
     assert training.open().num_classes == 16
     dataset = apply_view(load_synthetic(rows=400, classes=20, features=8), "unknown:5")
     task = make_task(dataset, (1, 2))

@@ -39,3 +39,4 @@ def test_only_the_full_form_needs_data_that_is_built():
         for bench in (*form.benches, form.sampling, *form.few_shot):
             assert bench.data.partition(":")[0] in ("pycode", "synthetic")
     assert [bench.name for bench in FORMS["full"].benches] == ["pycode", "glyphs", "wordnet"]
+    assert [bench.name for bench in FORMS["full"].few_shot] == ["glyphs", "icons", "pycode"]

@@ -23,6 +23,9 @@ PAPERS = [
     "flops",
     "few-shot",
     "equal-params",
+    "contrastive",
+    "normalisation",
+    "test-noise",
 ]
 
 
@@ -31,6 +34,7 @@ def test_every_entry_has_its_study():
     for name in PAPERS:
         assert isinstance(load_study(name), Study)
     assert {"defaults", "recovery", "levers"} <= set(ENTRIES)
+    assert [entry.name for entry in ENTRIES.values() if entry.pairs] == PAPERS[-3:]
 
 
 def test_all_full_forms_of_the_paper_fit_into_six_hours():

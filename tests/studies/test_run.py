@@ -47,6 +47,7 @@ def test_the_cost_is_that_of_the_trainings(studied):
     [
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"seeds": ()}, "seeds must be different numbers, at least one"),
+        ({"data": "icons"}, "data='icons' is for studies on pairs; residual has its own"),
         ({"form": "small"}, "form must be one of 'full', 'quick', 'miniature', found 'small'"),
     ],
 )
@@ -63,9 +64,15 @@ def test_mistakes_are_named_before_anything_is_trained(options, message, tmp_pat
         ("full", (0, 1, 2), "hetxl study main"),
         ("full", (0, 1), "hetxl study main --seeds 2"),
         ("quick", (0, 1), "hetxl study main --quick"),
-        ("full", (4, 5), "hetxl study main --seeds 4,5,"),
+        ("full", (4, 5), "hetxl study main --seeds 4,5"),
         ("full", (3,), "hetxl study main --seeds 3,"),
     ],
 )
 def test_commands(form, seeds, text):
     assert command("main", form, seeds) == text
+
+
+def test_commands_of_studies_on_pairs():
+    assert command("normalisation", "full", (1, 2, 3, 4, 5)) == "hetxl study normalisation"
+    assert command("test-noise", "quick", (0, 1), "mine.npz") == "hetxl study test-noise mine.npz --quick"
+    assert command("contrastive", "full", (0, 1, 2)) == "hetxl study contrastive --seeds 3"

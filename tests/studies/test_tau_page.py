@@ -1,5 +1,18 @@
 from hetxl.report.statistics import PairedTest
-from hetxl.studies.tau_page import CLAIMS, MAIN, OURS, PAPER, Claim, claims_table, compared, holds, page, table
+from hetxl.studies.tau_page import (
+    CLAIMS,
+    MAIN,
+    OURS,
+    PAPER,
+    Claim,
+    claims_table,
+    compared,
+    conclusion,
+    holds,
+    page,
+    plot,
+    table,
+)
 
 
 def methods(**nll):
@@ -79,3 +92,29 @@ def test_what_does_not_hold_is_said():
     assert "| Simple training costs nothing against grid search | does not hold: +0.500" in claims_table(
         bad["settings"]
     )
+
+
+def test_the_papers_numbers_are_those_of_its_table():
+    assert len(PAPER) == 13
+    assert PAPER["Simple training"] == (5.99, 0.04, 0.435, 0.001)
+    assert PAPER["Luketina et al. (12.5 %)"].nll == 6.19
+
+
+def test_the_conclusion_in_words():
+    bad = summary(**{"Simple training": [2.5, 2.6, 2.5001], "Grid search": [1.9, 2.0, 1.9], "τ = 1": [2.2, 2.3, 2.2]})
+    text = conclusion(bad["settings"][0])
+    assert "with an NLL of 2.533; the better search, grid search, chooses 0.90 ± 0.06, with 1.933 after 1" in text
+    assert "does not hold (+0.600" in text
+    assert "the best first: Luketina" in text
+    assert text.index("τ = 1;") < text.index("Simple training (+0.300")
+    good = summary(**{"Simple training": [1.8, 1.91, 1.8], "Grid search": [1.9, 2.0, 1.9]})
+    assert "costs nothing, holds: it gains (−0.097" in conclusion(good["settings"][0])
+    alone = {"setting": "x", "told": "Data.", "methods": {"τ = 1": bad["settings"][0]["methods"]["τ = 1"]}}
+    assert conclusion(alone) == "**x.** Data."
+    assert conclusion(bad["settings"][0]) in page(bad)
+
+
+def test_a_picture(tmp_path):
+    text = plot(summary(), tmp_path / "tau.svg").read_text()
+    assert text.count("<!-- ") > 20  # matplotlib notes every label of an axis
+    assert "<!-- Grid search (2 folds) -->" in text

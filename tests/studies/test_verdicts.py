@@ -1,7 +1,7 @@
 import pytest
 
 from hetxl.report.statistics import PairedTest
-from hetxl.studies.verdicts import against, agree, change, holds, insensitive, lower_in, sign, within
+from hetxl.studies.verdicts import against, agree, change, holds, insensitive, lower_in, same, sign, within
 
 LOWER, HIGHER = PairedTest(-0.0123, 0.001, 0.0004, 3), PairedTest(0.0123, 0.002, 0.03, 3)
 UNSURE, SINGLE = PairedTest(-0.01, 0.02, 0.6, 3), PairedTest(-0.01, None, None, 1)
@@ -60,3 +60,16 @@ def test_no_difference_needs_a_margin(differences, found):
     assert insensitive(differences, {"nll": [1.0, 1.0]}) is found
     assert insensitive(differences, None) is None
     assert "1%" in within()
+
+
+def test_the_same_within_a_margin():
+    small = PairedTest(0.001, 0.001, 0.4, 3)
+    assert same([small], 0.01)
+    assert same([small, HIGHER], 0.01) is False
+    assert same([small], 0.002) is None  # its interval is wider
+    assert same([PairedTest(0.0123, 0.0001, 0.001, 3)], 0.02)  # it counts, and is small
+    assert same([small, UNSURE], 0.02) is None
+    assert same([SINGLE], 0.02) is None
+    assert same([small, None], 0.01) is None
+    assert same([None, HIGHER], 0.01) is False
+    assert same([], 0.01) is None

@@ -8,13 +8,13 @@ from hetxl.data.synthetic import load_synthetic
 from hetxl.training.checkpoint import Checkpoints
 from hetxl.training.config import TrainConfig
 from hetxl.training.distributed import World
+from hetxl.training.hypergradient import loss_gradients
 from hetxl.training.log import Log, read_log
 from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model
 from hetxl.training.order import derive
 from hetxl.training.progress import Narrator
 from hetxl.training.temperature_rules import BilevelRule, DirectRule, Validation, held_out_examples
-from hetxl.tuning.hypergradient import loss_gradients
 
 DATA = load_synthetic(rows=400, classes=6, features=4)
 HEADS = ("det", "het", "het-h", "het-xl")

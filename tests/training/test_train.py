@@ -169,6 +169,15 @@ def test_without_label_noise_there_is_no_list_of_it(tmp_path):
     assert not (run_of(tmp_path / "run", steps=1).path / "label_noise.npz").exists()
 
 
+@pytest.mark.parametrize("data", ["icons", "icons:held_out=phosphor", "icons:labels=names"])
+def test_names_of_icons_are_no_classes(tmp_path, data):
+    with pytest.raises(ValueError, match=r"take icons:labels=categories, or the pairs: hetxl contrastive train icons$"):
+        run_of(tmp_path / "run", data=data)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="no classes"):
+        open_data(TrainConfig(data=data))
+
+
 def test_options_of_built_in_data():
     dataset = open_data(TrainConfig(data="synthetic:rows=400,classes=7,features=3,noise=0.5"))
     assert dataset.num_classes == 7
@@ -178,7 +187,7 @@ def test_options_of_built_in_data():
 def test_an_automatic_temperature_is_decided_by_the_data(tmp_path, monkeypatch):
     few = run_of(tmp_path / "few")
     assert result_of(few)["temperature"] == 1.0
-    monkeypatch.setattr("hetxl.tuning.auto.STEPS", 5)
+    monkeypatch.setattr("hetxl.training.recommend.STEPS", 5)
     enough = run_of(tmp_path / "enough", learning_rate=0.1)
     assert result_of(enough)["temperature"] != 1.0
     # It is built again as it was decided, whatever would be decided now.
@@ -186,7 +195,7 @@ def test_an_automatic_temperature_is_decided_by_the_data(tmp_path, monkeypatch):
     found = load_run(enough.path)
     assert found.run.config.temperature == "auto"
     assert float(found.model.head.temperature().detach()) == pytest.approx(result_of(enough)["temperature"])
-    monkeypatch.setattr("hetxl.tuning.auto.STEPS", 5)
+    monkeypatch.setattr("hetxl.training.recommend.STEPS", 5)
     noisy = run_of(tmp_path / "noisy", label_noise="symmetric", label_noise_rate=0.2)
     assert result_of(noisy)["temperature"] == 1.0
     many = run_of(tmp_path / "many", steps=70)  # more than one pass over 90 examples a class

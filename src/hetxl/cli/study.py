@@ -1,17 +1,40 @@
 """`hetxl study`: a command for every entry of the registry, and those of the studies that have options of their own."""
 
+import difflib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hetxl.cli.errors import one_line_errors
 from hetxl.cli.train import seeds_from
 from hetxl.studies.registry import ENTRIES, Entry, listing
 
-study = typer.Typer(help="Comparisons that answer one question each.", no_args_is_help=True, rich_markup_mode=None)
+
+class _Studies(TyperGroup):
+    """The group, with errors for names that are no studies like those of the rest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a name."""
+        if args and not args[0].startswith("-") and args[0] not in ENTRIES:
+            near = difflib.get_close_matches(args[0], list(ENTRIES), 3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
+            with one_line_errors():
+                raise ValueError(f"there is no study {args[0]!r}{hint} hetxl study --list shows all")
+        return super().resolve_command(ctx, args)
+
+
+study = typer.Typer(
+    cls=_Studies, help="Comparisons that answer one question each.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Quick = Annotated[bool, typer.Option(help="A small form instead, in minutes.")]
+Jobs = Annotated[
+    int | None, typer.Option(help="Trainings at a time, one thread each [one a core].", show_default=False)
+]
 
 Write = Annotated[
     Path | None, typer.Option(help="Folder of pages to put the results in, such as docs/studies.", show_default=False)
@@ -33,43 +56,81 @@ def _group(
     """Run a study; one that was stopped goes on when the same command is given again."""
 
 
+def _run(
+    name: str,
+    quick: bool,
+    seeds: str | None,
+    out: Path | None,
+    write: Path | None,
+    cache: Path | None,
+    jobs: int | None,
+    data: str | None = None,
+) -> None:
+    with one_line_errors():
+        from hetxl.studies.run import run_study
+
+        page = run_study(
+            name,
+            form="quick" if quick else "full",
+            seeds=None if seeds is None else seeds_from(seeds),
+            out=out,
+            write=write,
+            cache=cache,
+            jobs=jobs,
+            data=data,
+        )
+        typer.echo(page.read_text(encoding="utf-8"))
+        typer.echo(f"Page: {page}; its picture and numbers are beside it")
+
+
 def _command_of(entry: Entry) -> Callable[..., None]:
     """The command of a study that has a module."""
+    results = f"Directory of the results [runs/studies/{entry.name}]."
 
     def command(
         *,
-        quick: Annotated[bool, typer.Option(help="A small form instead, in minutes.")] = False,
+        quick: Quick = False,
         seeds: Annotated[
             str | None, typer.Option(help="How many seeds, or which as in 3,4,5 [3; quick 2].", show_default=False)
         ] = None,
-        out: Annotated[
-            Path | None, typer.Option(help=f"Directory of the results [runs/studies/{entry.name}].", show_default=False)
-        ] = None,
+        out: Annotated[Path | None, typer.Option(help=results, show_default=False)] = None,
         write: Write = None,
-        cache: Annotated[Path, typer.Option(help="Directory of the trainings, which studies share.")] = Path(
-            "runs/studies/cache"
-        ),
-        jobs: Annotated[
-            int | None, typer.Option(help="Trainings at a time, one thread each [one a core].", show_default=False)
+        cache: Annotated[
+            Path | None,
+            typer.Option(
+                help="Directory of the trainings, which studies share [runs/studies/cache].", show_default=False
+            ),
         ] = None,
+        jobs: Jobs = None,
     ) -> None:
-        with one_line_errors():
-            from hetxl.studies.run import run_study
+        _run(entry.name, quick, seeds, out, write, cache, jobs)
 
-            page = run_study(
-                entry.name,
-                form="quick" if quick else "full",
-                seeds=None if seeds is None else seeds_from(seeds),
-                out=out,
-                write=write,
-                cache=cache,
-                jobs=jobs,
-            )
-            typer.echo(page.read_text(encoding="utf-8"))
-            typer.echo(f"Page: {page}; its picture and numbers are beside it")
+    def on_pairs(
+        data: Annotated[
+            str | None, typer.Argument(help="As for hetxl contrastive train [icons].", show_default=False)
+        ] = None,
+        *,
+        quick: Quick = False,
+        seeds: Annotated[
+            str | None,
+            typer.Option(help="How many seeds, or which as in 3,4,5 [1,2,3,4,5; quick 2].", show_default=False),
+        ] = None,
+        out: Annotated[Path | None, typer.Option(help=results, show_default=False)] = None,
+        write: Write = None,
+        cache: Annotated[
+            Path | None,
+            typer.Option(
+                help="Directory of the trainings, which studies on pairs share [runs/study-contrastive/runs].",
+                show_default=False,
+            ),
+        ] = None,
+        jobs: Jobs = None,
+    ) -> None:
+        _run(entry.name, quick, seeds, out, write, cache, jobs, data)
 
-    command.__doc__ = f"{entry.title}. The paper: {entry.paper}."
-    return command
+    chosen = on_pairs if entry.pairs else command
+    chosen.__doc__ = f"{entry.title}. The paper: {entry.paper}."
+    return chosen
 
 
 for _entry in ENTRIES.values():
@@ -193,6 +254,7 @@ def tau(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the study [runs/study-tau].", show_default=False)
     ] = None,
+    write: Write = None,
 ) -> None:
     """Which way to choose the temperature is right, on much data and on little?"""
     with one_line_errors():
@@ -200,33 +262,10 @@ def tau(
 
         directory = out or Path("runs") / ("study-tau-quick" if quick else "study-tau")
         summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, jobs=jobs)
-        typer.echo(summary.with_name("study.md").read_text(encoding="utf-8"))
-        typer.echo(f"Pictures: {summary.with_name('study.html')}; the results themselves: {summary}")
-
-
-@study.command()
-def contrastive(
-    data: Annotated[
-        str | None, typer.Argument(help="As for hetxl contrastive train [icons].", show_default=False)
-    ] = None,
-    *,
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which as in 3,4,5.")] = "5",
-    quick: Annotated[bool, typer.Option(help="Few steps on few pairs instead, in minutes.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of the study [runs/study-contrastive].", show_default=False)
-    ] = None,
-    write: Write = None,
-) -> None:
-    """Does HET-XL help contrastive learning, with clean pairs and with swapped ones?"""
-    with one_line_errors():
-        from hetxl.studies.contrastive import study as run_study
-
-        directory = out or Path("runs") / ("study-contrastive-quick" if quick else "study-contrastive")
-        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
-        _publish("contrastive", page, write, {})
+        _publish("tau", page, write, {"tau.svg": summary.with_name("tau.svg")})
         typer.echo(page)
-        typer.echo(f"The results themselves: {summary}")
+        typer.echo(f"Pictures: {summary.with_name('study.html')}; the results themselves: {summary}")
 
 
 def _names(text: str | None, everything: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Icons and their names: 24,000 pairs of a small picture and a few words, for contrastive learning.
 
 Seven families of icons draw many of the same things in their own ways. One design is held out: its pictures are never
-seen, and many of its names neither. Most names are shared by few icons, so that a class has an example or two; as
-classification it is an exercise, as pairs a benchmark.
+seen, and many of its names neither. Most names are shared by few icons, and most of those that are tested are in no
+training pair: names are for pairs, and no classes for a classifier. Categories of names are, see `load_icons`.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from hetxl.data.glyph_damage import shifted
 from hetxl.data.glyph_render import SIZE
 from hetxl.data.glyphs import offsets
 from hetxl.data.icons_files import DESIGNS, FAMILIES, PACKAGE, make_icons
+from hetxl.data.icons_names import OTHER, categories_of
 from hetxl.data.images import GREY_MEAN, GREY_STD, require_pillow
 from hetxl.data.labels import Labels
 from hetxl.functional._checks import integer_at_least, one_of
@@ -26,6 +27,8 @@ VERSION = 1
 
 HELD_OUT = "remix"
 """The design that is never trained on, unless another is asked for."""
+
+LABELS = ("names", "categories")
 
 VALIDATION = 0.1
 """Share of the other designs' icons that validate."""
@@ -41,7 +44,7 @@ class IconSplit(Split):
         rows: [m] which of them are in this split.
         labels: of these.
         families: [m] places in `hetxl.data.icons_files.FAMILIES`.
-        class_names: K names.
+        names: n, of the whole dataset.
     """
 
     def __init__(
@@ -50,14 +53,14 @@ class IconSplit(Split):
         rows: np.ndarray,
         labels: Labels,
         families: np.ndarray,
-        class_names: Sequence[str],
+        names: Sequence[str],
     ):
         self.pictures, self.rows, self.labels = pictures, rows, labels
-        self.families, self.class_names = families, class_names
+        self.families, self.names = families, names
 
     def name(self, row: int) -> str:
         """The name of an icon."""
-        return self.class_names[int(self.labels.ids[row])]
+        return self.names[int(self.rows[row])]
 
     def fetch(self, rows: np.ndarray, seeds: np.ndarray | None = None) -> Fetched:
         """Read rows: inputs [b, 1, 32, 32] float32, white is 1 and black −1."""
@@ -95,25 +98,29 @@ def build_icons(*, each: int | None = None, cache: Path | None = None) -> Path:
 
 def load_icons(
     *,
+    labels: str = "names",
     held_out: str = HELD_OUT,
     each: int | None = None,
     limit: int | None = None,
     seed: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """Icons as a dataset whose classes are their names; `hetxl data build icons` makes the files.
+    """Icons as a dataset; `hetxl data build icons` makes the files.
 
     The test split is the design that is held out. Of the others a tenth validates, by a hash of the name without words
     of style: "arrow left bold" and "arrow left thin" of one design are in the same split. `open_pairs("icons")` of
     `hetxl.data.pairs` gives the pairs for contrastive learning.
 
     Args:
+        labels: "names": the classes are the 15,776 names, for pairs. "categories": they are the words that names share
+            (`hetxl.data.icons_names.categories_of`), for a classifier; icons of no category are left out.
         held_out: the design of the test split: codicon, elusive, fontawesome, material, phosphor or remix.
         each: as in `build_icons`.
         limit: keep at most this many training rows, drawn at random; None for all.
         seed: of that draw.
         cache: as in `build_icons`.
     """
+    one_of("labels", labels, LABELS)
     one_of("held_out", held_out, DESIGNS)
     integer_at_least("seed", seed, 0)
     if limit is not None:
@@ -121,33 +128,37 @@ def load_icons(
     built = find("icons", _options(each), cache, VERSION)
     pictures, names = array(built, "pictures"), read_json(built, "names")
     families, shares = np.array(array(built, "families")), np.array(array(built, "shares"))
-    classes = sorted(set(names))
+    told = names
+    if labels == "categories":
+        found, categories = categories_of(names)
+        told = [categories[place] for place in found]
+    classes = sorted(set(told) - {OTHER} if labels == "categories" else set(told))
     places = {name: place for place, name in enumerate(classes)}
-    labels = np.array([places[name] for name in names], dtype=np.int64)
+    ids = np.array([places.get(name, -1) for name in told], dtype=np.int64)
     apart = np.array([FAMILIES[number].design == held_out for number in families])
     validates = ~apart & (shares >= 1 - VALIDATION)
     splits: dict[str, Split] = {}
     for name, inside in (("train", ~apart & ~validates), ("validation", validates), ("test", apart)):
-        rows = np.flatnonzero(inside)
+        rows = np.flatnonzero(inside & (ids >= 0))
         if name == "train" and limit is not None and limit < len(rows):
             rows = rows[np.sort(np.random.default_rng(seed).permutation(len(rows))[:limit])]
-        splits[name] = IconSplit(pictures, rows, Labels(labels[rows]), families[rows], classes)
+        splits[name] = IconSplit(pictures, rows, Labels(ids[rows]), families[rows], names)
     return Dataset(
         "icons",
         InputSpec("image", (1, SIZE, SIZE)),
         classes,
         splits,
-        notes=(*built.sources(), *built.manifest["notes"], *_notes(splits, held_out)),
+        notes=(*built.sources(), *built.manifest["notes"], *_notes(splits, held_out, labels)),
     )
 
 
-def _notes(splits: dict[str, Split], held_out: str) -> list[str]:
+def _notes(splits: dict[str, Split], held_out: str, labels: str) -> list[str]:
     """What a reader should know."""
     train, test = set(splits["train"].labels.ids.tolist()), set(splits["test"].labels.ids.tolist())
     never = len(test - train)
     return [
-        f"never trained on: the design {held_out}, which is the test split; {never:,} of its {len(test):,} names are "
-        "in no training pair",
+        f"never trained on: the design {held_out}, which is the test split; {never:,} of its {len(test):,} {labels} "
+        "are in no training pair",
         "validation: a tenth of the other designs, by a hash of the name without words of style",
     ]
 

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from hetxl.data.dataset import Dataset
+from hetxl.studies.pair_trainings import PairTraining
 from hetxl.studies.views import apply_view, check_view
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
 from hetxl.training.results import LABELS
 from hetxl.training.run import NOT_PART_OF_THE_RUN
 from hetxl.training.train import open_data
+
+CACHE = Path("runs") / "studies" / "cache"
+"""Of the trainings of all studies but those on pairs."""
 
 DIVERGED = "diverged.json"
 """What a training leaves whose loss did not stay finite: that is a finding, too."""
@@ -64,6 +68,12 @@ class Training:
         """Its data."""
         return apply_view(open_data(self.config), self.view)
 
+    def check(self, place: Path) -> None:
+        """Nothing to do: the name of its directory is made of all its options."""
+
+
+AnyTraining = Training | PairTraining
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -75,16 +85,17 @@ class Cache:
 
     root: Path
 
-    def place(self, training: Training) -> Path:
+    def place(self, training: AnyTraining) -> Path:
         """The directory of a training."""
         return self.root / training.key
 
-    def done(self, training: Training) -> bool:
-        """Whether it has ended, well or not."""
+    def done(self, training: AnyTraining) -> bool:
+        """Whether it has ended, well or not; another training in its place is an error."""
         place = self.place(training)
+        training.check(place)
         return (place / "result.json").exists() or (place / DIVERGED).exists()
 
-    def result(self, training: Training) -> dict[str, Any] | None:
+    def result(self, training: AnyTraining) -> dict[str, Any] | None:
         """What it found; None where its loss did not stay finite."""
         place = self.place(training)
         if (place / "result.json").exists():
@@ -94,7 +105,7 @@ class Cache:
         raise FileNotFoundError(f"{place} has no result.json: the training has not ended; run the study again")
 
     @contextmanager
-    def turn(self, training: Training) -> Iterator[None]:
+    def turn(self, training: AnyTraining) -> Iterator[None]:
         """While it lasts no other process works on the training; one that does is waited for."""
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / f"{training.key}.lock", "w") as file:

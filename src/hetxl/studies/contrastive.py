@@ -1,141 +1,144 @@
-"""`hetxl study contrastive`: DET and HET-XL on pairs, clean and with swapped texts, and the paper's two ablations.
+"""`hetxl study contrastive`: DET and HET-XL on pairs, clean and with swapped texts (Table "HET-XL LiT")."""
 
-Every head is trained with the same seeds: of a seed, towers, order and swaps are the same. The texts of 0, 20 and 40 %
-of the training pairs are swapped. The ablations are those of the paper: when embeddings are normalised, and whether
-zero-shot classification needs draws of the noise. What is finished is kept, so that a study that was stopped goes on.
-"""
-
-import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hetxl.contrastive.config import LABELS, ContrastiveConfig
-from hetxl.contrastive.train import train
-from hetxl.studies.contrastive_page import page
-from hetxl.studies.runs import results_in
-from hetxl.training.files import write_bytes, write_json
-from hetxl.training.progress import Narrator
+from hetxl.report.statistics import mean, paired_test, two_sided_p
+from hetxl.studies.charts import plot_lines
+from hetxl.studies.pair_study import PairStudy, percent, percents, setting_note, share_text
+from hetxl.studies.pair_trainings import SWAPS, swap_setting
+from hetxl.studies.study import Summary
+from hetxl.studies.summary import difference_text, p_text
+from hetxl.studies.tables import Cell, Column, Row, Table
+from hetxl.studies.verdicts import against, agree, change, holds, sign
 
-SWAPS = (0.0, 0.2, 0.4)
-PLACEMENTS = ("before", "after", "both", "none")
-SAMPLES = 22
-"""Draws of the sampled zero-shot evaluation, as in the paper."""
+HEADS = {"DET": "det", "HET-XL": "het-xl"}
 
-QUICK: dict[str, Any] = {"data": "icons:limit=2000", "steps": 20, "batch_size": 128}
-"""A look at the whole study in a few minutes; its numbers say nothing."""
+ZERO_SHOT = {
+    "zero_shot_top1": "top-1",
+    "zero_shot_top5": "top-5",
+    "unseen_top1": "top-1, names never seen",
+}
+"""Metrics of the table that is the paper's."""
 
-METRICS: dict[str, tuple[str, ...]] = {
-    "zero_shot_top1": ("metrics", "test", "zero_shot", "top1"),
-    "zero_shot_top5": ("metrics", "test", "zero_shot", "top5"),
-    "unseen_top1": ("metrics", "test", "zero_shot", "unseen_top1"),
-    "sampled_top1": ("metrics", "test", "zero_shot_sampled", "top1"),
-    "sampled_top5": ("metrics", "test", "zero_shot_sampled", "top5"),
+COMPARED = {
+    **{f"zero_shot_{kind}": f"zero-shot {kind[:3]}-{kind[3:]}" for kind in ("top1", "top5")},
+    "unseen_top1": "zero-shot top-1, names never seen",
     **{
-        f"{split}_{way}@{k}": ("metrics", split, f"{way}@{k}")
-        for split in ("validation", "test")
+        f"validation_{way}@{k}": f"validation, {way.replace('_', ' ')}, recall@{k}"
         for way in ("image_to_text", "text_to_image")
         for k in (1, 5, 10)
     },
-    "noise_auroc": ("swaps", "noise_auroc"),
-    "distance_auroc": ("swaps", "distance_auroc"),
-    "train_seconds": ("train_seconds",),
-    "scale": ("scale",),
+    "test_image_to_text@1": "test, image to text, recall@1",
+    "test_text_to_image@1": "test, text to image, recall@1",
 }
-"""Where each is in result.json."""
+"""Metrics whose differences are tested."""
 
 
-def variants(base: ContrastiveConfig) -> dict[str, ContrastiveConfig]:
-    """Every training of the study for one seed, by name.
+class Contrastive(PairStudy):
+    """Both heads with none, a fifth and two fifths of the texts swapped."""
+
+    name = "contrastive"
+    question = (
+        "Does HET-XL help two towers that are trained on pairs of a picture and its name, from clean pairs and from "
+        "pairs whose texts are partly swapped?"
+    )
+    paper = ("tab:contrastive_zero_shot",)
+    claim = "HET-XL gives a small but significant gain in zero-shot accuracy over DET"
+    settings = tuple(swap_setting(head, swap) for swap in SWAPS for head in HEADS.values())
+
+    def tables(self, summary: Summary) -> Sequence[Table]:
+        """As the paper's for every share of swapped texts; all differences; and how swapped pairs are found."""
+        columns = [Column(name, 2, "higher") for name in ZERO_SHOT.values()]
+        rows = [
+            Row(label, [percent(_run(summary, label, swap), key) for key in ZERO_SHOT], f"{share_text(swap)} swapped")
+            for swap in SWAPS
+            for label in HEADS
+        ]
+        zero_shot = Table("Zero-shot accuracy of HET-XL and DET", columns, rows, setting_note(summary))
+        return [zero_shot, _differences(summary), _audit(summary)]
+
+    def plot(self, summary: Summary, path: Path) -> Path:
+        """Zero-shot accuracy over the share of swapped texts."""
+        panels = {
+            f"zero-shot {ZERO_SHOT[key]}, %": {
+                label: [(100 * swap, percents(_run(summary, label, swap), key)) for swap in SWAPS] for label in HEADS
+            }
+            for key in ("zero_shot_top1", "zero_shot_top5")
+        }
+        return plot_lines(panels, path, "texts swapped, %")
+
+    def conclusion(self, summary: Summary) -> str:
+        """The difference in zero-shot top-1 at every share."""
+        tests = {
+            swap: against(_run(summary, "HET-XL", swap), _run(summary, "DET", swap), "zero_shot_top1") for swap in SWAPS
+        }
+        signs = [sign(test) for test in tests.values()]
+        told = "; ".join(f"{change(test, 2, 100, ' points')} with {share_text(swap)}" for swap, test in tests.items())
+        return (
+            f"HET-XL's zero-shot top-1 accuracy compared with DET's is, by the share of swapped texts, {told}. "
+            f"It is significantly higher in {signs.count(1)} and significantly lower in {signs.count(-1)} of "
+            f"{len(signs)} comparisons. {holds(agree(signs, 1), self.claim)}"
+        )
+
+
+def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The two-sided p-value of Welch's t test; None with fewer than two values on a side.
 
     Args:
-        base: what they have in common.
+        first: [n]
+        second: [m]
     """
-    found = {}
+    ours, theirs = mean(first), mean(second)
+    if ours.error is None or theirs.error is None:
+        return None
+    total = ours.error**2 + theirs.error**2
+    if total == 0:  # no spread at all
+        return 1.0 if ours.value == theirs.value else 0.0
+    freedom = total**2 / (ours.error**4 / (ours.number - 1) + theirs.error**4 / (theirs.number - 1))
+    return two_sided_p((ours.value - theirs.value) / math.sqrt(total), freedom)
+
+
+def _run(summary: Summary, label: str, swap: float) -> dict[str, list[float]] | None:
+    return summary["runs"][swap_setting(HEADS[label], swap)]
+
+
+def _differences(summary: Summary) -> Table:
+    rows = []
     for swap in SWAPS:
-        for head in ("det", "het-xl"):
-            found[f"{head}-swap{round(100 * swap)}"] = dataclasses.replace(base, head=head, swap=swap)
-    for placement in PLACEMENTS[1:]:  # the first is there already
-        found[f"het-xl-normalize-{placement}"] = dataclasses.replace(base, head="het-xl", normalize=placement)
-    return found
+        det, xl = (_run(summary, label, swap) for label in HEADS)
+        for key, title in COMPARED.items():
+            cells: list[Cell] = [percent(run, key) for run in (det, xl)]
+            if det is not None and xl is not None and key in det and key in xl:
+                test = paired_test(xl[key], det[key])
+                cells += [difference_text(test, 2, 100), p_text(test), _p(welch_p(xl[key], det[key]))]
+                rows.append(Row(title, cells, f"{share_text(swap)} swapped"))
+    columns = [Column(label, 2) for label in HEADS]
+    columns += [Column("difference", 2), Column("p, paired"), Column("p, Welch")]
+    note = "the p-values are of the t test paired over the seeds, and of Welch's, which is the paper's; all in percent"
+    return Table("HET-XL less DET", columns, rows, note)
 
 
-def study(
-    data: str | None = None,
-    *,
-    seeds: Sequence[int] = tuple(range(5)),
-    out: Path = Path("runs/study-contrastive"),
-    quick: bool = False,
-    options: Mapping[str, Any] | None = None,
-    narrator: Narrator | None = None,
-) -> Path:
-    """Train everything, each once for a seed, and write the tables.
-
-    Args:
-        data: as for `hetxl contrastive train`; None for icons.
-        seeds: of the runs.
-        out: directory.
-        quick: a short look instead.
-        options: of all trainings.
-        narrator: tells how far it is.
-
-    Returns:
-        summary.json; study.md is beside it.
-    """
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
-    narrator = narrator or Narrator()
-    values: dict[str, Any] = {"eval_samples": SAMPLES} | (QUICK if quick else {}) | dict(options or {})
-    if data is not None:
-        values["data"] = data
-    base = ContrastiveConfig(**values)
-    wanted = variants(base)
-    total = len(wanted) * len(seeds)
-    narrator.say(f"{total} trainings ({len(wanted)} settings, {len(seeds)} seeds) into {out}")
-    number = 0
-    for seed in seeds:  # all settings with the first seed: a study that is stopped has something to show
-        for name, config in wanted.items():
-            number += 1
-            place = out / "runs" / f"{name}-seed{seed}"
-            narrator.say(f"[{number}/{total}] {name}, seed {seed}")
-            one = dataclasses.replace(config, seed=seed, data_seed=seed, out=str(place))
-            train(one, narrator=narrator, label=LABELS[config.head])
-    summary = summarise(base, list(wanted), seeds, out)
-    write_json(out / "summary.json", summary)
-    write_bytes(out / "study.md", page(summary).encode())
-    return out / "summary.json"
+def _audit(summary: Summary) -> Table:
+    rows = []
+    for swap in SWAPS:
+        det, xl = (_run(summary, label, swap) for label in HEADS)
+        if swap:
+            asked = ((xl, "noise_auroc"), (xl, "distance_auroc"), (det, "distance_auroc"))
+            rows.append(Row(share_text(swap), [percent(run, key) for run, key in asked]))
+    names = ("HET-XL, noise", "HET-XL, distance", "DET, distance")
+    note = (
+        "AUROC in percent for telling the training pairs with swapped texts from the others: by the scale of the "
+        "noise, and by the distance of the two embeddings"
+    )
+    return Table("Finding swapped pairs", [Column(name, 2) for name in names], rows, note, "texts swapped")
 
 
-def summarise(base: ContrastiveConfig, names: Sequence[str], seeds: Sequence[int], out: Path) -> dict[str, Any]:
-    """What was found: of every setting its metrics, as lists in the order of the seeds.
-
-    Args:
-        base: what the trainings have in common.
-        names: of the settings.
-        seeds: of the runs.
-        out: directory of the study.
-    """
-    results = results_in(out / "runs")
-    runs: dict[str, dict[str, list[float]]] = {}
-    for name in names:
-        found = [results[f"{name}-seed{seed}"] for seed in seeds]
-        values = {metric: [_at(result, keys) for result in found] for metric, keys in METRICS.items()}
-        runs[name] = {metric: list(value) for metric, value in values.items() if None not in value}
-    first = results[f"{names[0]}-seed{seeds[0]}"]
-    return {
-        "data": base.data,
-        "config": base.to_dict(),
-        "seeds": list(seeds),
-        "rows": first["data"]["rows"],
-        "classes": first["metrics"]["test"]["zero_shot"]["classes"],
-        "steps": first["steps"],
-        "samples": base.eval_samples,
-        "swaps": list(SWAPS),
-        "runs": runs,
-    }
+def _p(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def _at(result: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        result = result.get(key) if isinstance(result, Mapping) else None
-    return result
+STUDY = Contrastive()

@@ -1,7 +1,7 @@
 """`hetxl study few-shot`: are HET-XL's features better to learn new classes from (Table "Few-shot")?
 
-Every fifth class is kept away from training. A linear classifier over the features then learns these classes from a few
-examples of each, in closed form.
+Every fifth class, or every third, is kept away from training. A linear classifier over the features then learns these
+classes from a few examples of each, in closed form.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ from hetxl.training.run import load_run
 from hetxl.training.train import open_data
 
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"DET": ("det", {}), "HET-XL": ("het-xl", LEARNED)}
-KNOWN, UNKNOWN = "known:5", "unknown:5"
 DRAWS = 5
 """Draws of the few examples, over which accuracies are averaged."""
 TESTED = 3000
@@ -153,8 +152,7 @@ class FewShot(Study):
     name = "few-shot"
     question = (
         "Do the features that HET-XL learns serve better for classes that it never saw? A linear classifier learns "
-        "those "
-        "from a few examples of each."
+        "those from a few examples of each."
     )
     paper = ("tab:few_shot",)
     claim = "HET-XL's representations transfer better than DET's for every number of shots"
@@ -169,7 +167,7 @@ class FewShot(Study):
         with lab.narrator.bar("features", len(lab.form.few_shot) * len(HEADS) * len(lab.seeds)) as bar:
             done = 0
             for bench in lab.form.few_shot:
-                dataset = apply_view(open_data(bench.config("det")), UNKNOWN)
+                dataset = apply_view(open_data(bench.config("det")), f"unknown:{bench.every}")
                 task = make_task(dataset, lab.form.shots)
                 shots = [count for count in lab.form.shots if count <= task.shots]
                 heads: dict[str, list[list[float]]] = {}
@@ -239,7 +237,7 @@ class FewShot(Study):
 def training_of(bench: Bench, label: str, seed: int) -> Training:
     """A head's training on the known classes."""
     head, options = HEADS[label]
-    return bench.training(head, seed, view=KNOWN, **options)
+    return bench.training(head, seed, view=f"known:{bench.every}", **options)
 
 
 def values_at(bench: Any, label: str, count: int) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hetxl.functional._checks import one_of
 from hetxl.studies.cache import Training
+from hetxl.studies.pair_trainings import PairBench
 from hetxl.training.config import TrainConfig
 from hetxl.training.presets import preset_for
 
@@ -28,6 +29,7 @@ class Bench:
         steps: of a training.
         options: beyond the preset of the data.
         backbones: options by the name that tables have for it; the first is that of all studies but the main one.
+        every: of so many classes one is kept away from training where unknown classes are asked for.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Bench:
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
+    every: int = 5
 
     def config(self, head: str, *, backbone: str | None = None, scale: float = 1.0, **more: Any) -> TrainConfig:
         """The options of a run.
@@ -100,6 +103,7 @@ class Form:
         benches: of the comparison of methods; the first is that of the ablations.
         sampling: of the study of the samples, with few classes so that 1,000 samples are affordable.
         samples: S that it compares.
+        pairs: of the studies on pairs.
         few_shot: data whose unknown classes are learned from a few examples.
         shots: how many.
         temperatures: among which τ* of HET is searched, beside 1.
@@ -112,6 +116,7 @@ class Form:
     benches: tuple[Bench, ...]
     sampling: Bench
     samples: tuple[int, ...]
+    pairs: PairBench
     few_shot: tuple[Bench, ...]
     shots: tuple[int, ...]
     temperatures: tuple[float, ...]
@@ -140,6 +145,8 @@ WORDNET = Bench(
 GLYPHS = Bench(
     "glyphs", "glyphs", 500, {**_FULL, "learning_rate": 4e-3}, {"CNN, 1 a stage": {}, "CNN, 2 a stage": {"depth": 2}}
 )
+# Every third class is unknown: with fewer, some hundred test pictures would be left.
+ICONS = Bench("icons", "icons:labels=categories", 400, {**_FULL, "learning_rate": 4e-3}, every=3)
 _SAMPLING = Bench(
     "pycode, 1,024 classes",
     "pycode:classes=1024",
@@ -172,6 +179,17 @@ _MINI: dict[str, Any] = {
     "test_examples": 20,
     "learning_rate": 0.01,
 }
+_MINI_PAIRS: dict[str, Any] = {
+    "steps": 2,
+    "batch_size": 16,
+    "features": 8,
+    "rank": 2,
+    "buckets": 64,
+    "embedding": 8,
+    "text_width": 16,
+    "eval_samples": 3,
+    "workers": 0,
+}
 _MINI_BENCH = Bench(
     "synthetic",
     "synthetic:rows=400,classes=20,features=8",
@@ -189,7 +207,8 @@ FORMS: dict[str, Form] = {
             benches=(PYCODE, GLYPHS, WORDNET),
             sampling=_SAMPLING,
             samples=(1, 4, 16, 64, 256, 512, 1000),
-            few_shot=(GLYPHS, PYCODE),
+            pairs=PairBench("icons"),
+            few_shot=(GLYPHS, ICONS, PYCODE),
             shots=(1, 5, 10, 25),
             temperatures=(0.5, 2.0),
             sizes=Sizes(2048, 21_843, 50, (1, 8, 32), (1, 10, 100, 1000), 3, 20.0, 4 * 2**30),
@@ -201,6 +220,7 @@ FORMS: dict[str, Form] = {
             benches=(_QUICK_CODE, _QUICK_DRAWN),
             sampling=_QUICK_CODE,
             samples=(1, 4, 16, 64),
+            pairs=PairBench("icons:limit=2000", {"steps": 20, "batch_size": 128}),
             few_shot=(_QUICK_CODE,),
             shots=(1, 5, 10),
             temperatures=(0.5, 2.0),
@@ -213,6 +233,7 @@ FORMS: dict[str, Form] = {
             benches=(_MINI_BENCH,),
             sampling=_MINI_BENCH,
             samples=(1, 4),
+            pairs=PairBench("", _MINI_PAIRS),
             few_shot=(_MINI_BENCH,),
             shots=(1, 2),
             temperatures=(2.0,),

@@ -96,10 +96,10 @@ def publish_own(entry: Entry, text: str, command: str, target: Path, pictures: M
         text: markdown, with a title or without.
         command: that it was run by.
         target: folder of pages.
-        pictures: by the name that they get.
+        pictures: by the name that they get; shown below the text if it does not show them itself.
     """
     title = "" if text.startswith("# ") else f"# {entry.title}\n\n"
-    shown = "".join(f"\n![{entry.title}]({name})\n" for name in pictures)
+    shown = "".join(f"\n![{entry.title}]({name})\n" for name in pictures if f"({name})" not in text)
     body = f"{title}{text.strip()}\n{shown}\n## How it was run\n\n```\n{command}\n```\n"
     write_bytes(target / f"{entry.name}.md", body.encode())
     publish(pictures, target)

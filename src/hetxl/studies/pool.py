@@ -7,12 +7,16 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from hetxl.contrastive.results import summary_line
+from hetxl.contrastive.train import train as train_pairs
 from hetxl.data import describe
-from hetxl.studies.cache import DIVERGED, Cache, Training
+from hetxl.studies.cache import DIVERGED, AnyTraining, Cache, Training
+from hetxl.studies.pair_trainings import PairTraining
 from hetxl.training.files import write_json
 from hetxl.training.progress import Narrator, duration
 from hetxl.training.train import train
@@ -28,7 +32,7 @@ def default_jobs() -> int:
 
 
 def run_trainings(
-    trainings: Sequence[Training], cache: Cache, *, jobs: int | None = None, narrator: Narrator | None = None
+    trainings: Sequence[AnyTraining], cache: Cache, *, jobs: int | None = None, narrator: Narrator | None = None
 ) -> float:
     """Run what is not there yet, each training once; a study that was stopped goes on with what is left.
 
@@ -60,11 +64,11 @@ def run_trainings(
     return time.perf_counter() - begin
 
 
-def _in_processes(left: Sequence[Training], cache: Cache, workers: int, narrator: Narrator, bar: Any) -> None:
+def _in_processes(left: Sequence[AnyTraining], cache: Cache, workers: int, narrator: Narrator, bar: Any) -> None:
     # New processes, not copies of this one: threads that torch has started here would be missing in a copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as executor:
-        futures: dict[Future[str], Training] = {executor.submit(run_training, one, cache): one for one in left}
+        futures: dict[Future[str], AnyTraining] = {executor.submit(run_training, one, cache): one for one in left}
         done = 0
         try:
             pending = set(futures)
@@ -83,11 +87,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _tell(narrator: Narrator, number: int, total: int, training: Training, text: str) -> None:
+def _tell(narrator: Narrator, number: int, total: int, training: AnyTraining, text: str) -> None:
     narrator.say(f"[{number}/{total}] {training.title}: {text}")
 
 
-def run_training(training: Training, cache: Cache) -> str:
+def run_training(training: AnyTraining, cache: Cache) -> str:
     """One training, unless another process has done it meanwhile.
 
     Returns:
@@ -96,10 +100,8 @@ def run_training(training: Training, cache: Cache) -> str:
     place = cache.place(training)
     with cache.turn(training):
         if not cache.done(training):
-            dataset, description = _data_of(training)
-            config = dataclasses.replace(training.config, out=str(place), keep=1)
             try:
-                train(config, dataset=dataset, narrator=Narrator(quiet=True), description=description)
+                _train(training, place)
             except FloatingPointError as error:
                 write_json(place / DIVERGED, {"message": str(error)})
         # The weights are in model.safetensors; hundreds of optimisers' states would fill a disk.
@@ -107,8 +109,20 @@ def run_training(training: Training, cache: Cache) -> str:
     result = cache.result(training)
     if result is None:
         return "the loss did not stay finite"
+    if isinstance(training, PairTraining):
+        return f"{summary_line(result)}, {duration(result['train_seconds'])}"
     name = "test" if "test" in result["metrics"] else "validation"
     return f"{name} NLL {result['metrics'][name]['nll']:.3f}, {duration(result['train_seconds'])}"
+
+
+def _train(training: AnyTraining, place: Path) -> None:
+    quiet = Narrator(quiet=True)
+    if isinstance(training, PairTraining):
+        train_pairs(dataclasses.replace(training.config, out=str(place), keep=1), narrator=quiet)
+        return
+    dataset, description = _data_of(training)
+    config = dataclasses.replace(training.config, out=str(place), keep=1)
+    train(config, dataset=dataset, narrator=quiet, description=description)
 
 
 def _data_of(training: Training) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ class Entry:
         quick: minutes of its quick form on two cores, by measurement or estimate; None where it has none.
         full: likewise of its full form, when none of its trainings is there yet.
         module: that holds it as `STUDY`; None for one with a command of its own.
+        pairs: whether it is on pairs, which can be one's own.
     """
 
     name: str
@@ -29,10 +30,20 @@ class Entry:
     quick: float | None
     full: float | None
     module: str | None = None
+    pairs: bool = False
 
 
-def _entry(name: str, title: str, paper: str, quick: float | None, full: float | None, module: str = "") -> Entry:
-    return Entry(name, title, paper, quick, full, f"hetxl.studies.{module}" if module else None)
+def _entry(
+    name: str,
+    title: str,
+    paper: str,
+    quick: float | None,
+    full: float | None,
+    module: str = "",
+    *,
+    pairs: bool = False,
+) -> Entry:
+    return Entry(name, title, paper, quick, full, f"hetxl.studies.{module}" if module else None, pairs)
 
 
 ENTRIES: dict[str, Entry] = {
@@ -51,10 +62,28 @@ ENTRIES: dict[str, Entry] = {
         _entry("latency", "Time of a step", "Figures of latency", 0.5, 6, "latency"),
         _entry("memory", "Memory of a step", "Figures of memory", 0.5, 4, "memory"),
         _entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
-        _entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 7, "few_shot"),
+        _entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 10, "few_shot"),
         _entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 4, "equal_params"),
         _entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 5, 60),
-        _entry("contrastive", "Contrastive learning on icons", "Tables “HET-XL LiT” and “normalization”", 3, 75),
+        _entry("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25, "contrastive", pairs=True),
+        _entry(
+            "normalisation",
+            "When to normalise embeddings",
+            "Table “Placements of the normalization”",
+            1,
+            15,
+            "normalisation",
+            pairs=True,
+        ),
+        _entry(
+            "test-noise",
+            "Noise at test time",
+            "Section “Deterministic versus stochastic … at test time”",
+            1,
+            12,
+            "noise_at_test_time",
+            pairs=True,
+        ),
         _entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 300),
         _entry("recovery", "How near to the true model", "–", 1, 15),
         _entry("levers", "What each default is worth", "–", None, 90),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetxl.studies.cache import Cache, Training
+from hetxl.studies.cache import CACHE, AnyTraining, Cache, Training
 from hetxl.studies.forms import Form
 from hetxl.studies.paper import paper_table
 from hetxl.studies.runs import over_seeds
@@ -55,11 +55,19 @@ class Study(ABC):
     paper: tuple[str, ...] = ()
     claim: str
 
-    def trainings(self, form: Form, seeds: Sequence[int]) -> Sequence[Training]:
+    def seeds(self, form: Form) -> tuple[int, ...]:
+        """Those of the trainings, unless others are asked for."""
+        return tuple(range(form.seeds))
+
+    def home(self, form: Form) -> Path:
+        """Where its trainings are kept, unless told."""
+        return CACHE
+
+    def trainings(self, form: Form, seeds: Sequence[int]) -> Sequence[AnyTraining]:
         """All that can be started at once."""
         return ()
 
-    def follow_ups(self, lab: Lab) -> Sequence[Training]:
+    def follow_ups(self, lab: Lab) -> Sequence[AnyTraining]:
         """Trainings that depend on what the first ones found."""
         return ()
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetxl.studies.tau_page import page
+from hetxl.studies.plot import new_figure
+from hetxl.studies.tau_page import PICTURE, page, plot
 from hetxl.studies.tau_settings import QUICK, SETTINGS, Setting
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
@@ -70,9 +71,10 @@ def study(
         narrator: tells how far it is.
 
     Returns:
-        summary.json; study.md and study.html, τ over training, are beside it.
+        summary.json; study.md with its picture and study.html, τ over training, are beside it.
     """
     require_optuna()
+    new_figure(1, 1)  # whether there is matplotlib is better known now
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
     narrator, size = narrator or Narrator(), SMALL if quick else FULL
@@ -89,6 +91,7 @@ def study(
     summary = {"head": head, "seeds": list(seeds), "quick": quick, "settings": found}
     write_json(out / "summary.json", summary)
     write_bytes(out / "study.md", page(summary).encode())
+    plot(summary, out / PICTURE)
     write_paths(found, out / "study.html")
     return out / "summary.json"
 
@@ -115,7 +118,7 @@ class _OneSetting:
         singles = {
             (seed, label): trial for seed in self.seeds for label, trial in self._singles(seed).items()
         }  # fmt: skip
-        grids = {seed: self._grid(seed) for seed in self.seeds}
+        grids = {seed: self._grid(seed) for seed in self.seeds} if self.setting.searches else {}
         wanted = [*singles.values(), *(trial for trials in grids.values() for trial in trials)]
         for trial in wanted:
             check_trial(trial)
@@ -127,11 +130,9 @@ class _OneSetting:
             outcomes = dict(zip([_key(trial) for trial in wanted], workers.run(wanted, self.narrator), strict=True))
             for (seed, label), trial in singles.items():
                 self._add(label, seed, outcomes[_key(trial)], 1)
-            searched = {
-                "Grid search": {seed: [outcomes[_key(trial)] for trial in trials] for seed, trials in grids.items()},
-                "Bayesian optimization": self._bayes(workers),
-            }
-            self._searches(searched, workers)
+            if self.setting.searches:
+                by_seed = {seed: [outcomes[_key(trial)] for trial in trials] for seed, trials in grids.items()}
+                self._searches({"Grid search": by_seed, "Bayesian optimization": self._bayes(workers)}, workers)
         return {
             "setting": self.setting.name,
             "told": self.setting.told,
@@ -156,13 +157,10 @@ class _OneSetting:
     def _singles(self, seed: int) -> dict[str, Trial]:
         """The methods with one training, by their labels."""
         place, config = self._place(seed), self._config(seed)
-        ways = [
-            Search("bilevel"),
-            *(Search("bilevel", held_out=share) for share in SHARES),
-            Search("gradient"),
-            *(Search("gradient", held_out=share) for share in SHARES),
-            Search("train"),
-        ]
+        ways = [Search("train")]
+        if self.setting.searches:
+            following = [Search(name, held_out=share) for name in ("bilevel", "gradient") for share in (0.0, *SHARES)]
+            ways = [*following, *ways]
         found = {way.label: single_trial(config, way, place, "whole") for way in ways}
         slow = single_trial(
             self._config(seed, temperature_learning_rate=SLOW), Search("train"), place / "slow", "whole"

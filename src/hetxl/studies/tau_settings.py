@@ -34,12 +34,14 @@ class Setting:
         told: one sentence for readers.
         data: as for `hetxl train`, given the folder that it may write a file into.
         options: of the training.
+        searches: whether ways with many trainings take part; otherwise those alone that learn τ, or leave it.
     """
 
     name: str
     told: str
     data: Callable[[Path], str]
     options: dict[str, Any] = field(default_factory=dict)
+    searches: bool = True
 
     def config(self, folder: Path, **more: Any) -> TrainConfig:
         """The options of its runs; the data is written into the folder if it is made for the study."""
@@ -97,6 +99,13 @@ SETTINGS: dict[str, Setting] = {
             "The 100 commonest hypernyms of WordNet, frozen features: ten passes.",
             _little_wordnet,
             {"steps": 420, "learning_rate": 3e-3},
+        ),
+        Setting(
+            "pycode, longer",
+            "The same with ten times the steps, still less than half a pass: here the rule learns τ.",
+            lambda folder: "pycode:classes=1024",
+            {"steps": 1600, "learning_rate": 6e-3},
+            searches=False,
         ),
     )
 }

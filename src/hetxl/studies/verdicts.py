@@ -5,6 +5,7 @@ from typing import Any
 
 from hetxl.report.format import decimal
 from hetxl.report.statistics import PairedTest, paired_test
+from hetxl.studies.plot import half_width
 
 LEVEL = 0.05
 """A difference counts below this p-value."""
@@ -110,3 +111,21 @@ def insensitive(tests: Sequence[PairedTest | None], reference: Values | None) ->
     if not large:
         return True
     return False if any(sign(test) not in (0, None) for test in large) else None
+
+
+def same(tests: Sequence[PairedTest | None], margin: float) -> bool | None:
+    """Whether differences are none worth the name.
+
+    Args:
+        tests: of the differences.
+        margin: that they may have, in the units of the metric.
+
+    Returns:
+        True if the 95 % intervals of all lie within the margin, False if one counts and is larger than it; else None.
+    """
+    known = [test for test in tests if test is not None]
+    if any(abs(test.difference) > margin and sign(test) in (-1, 1) for test in known):
+        return False
+    if not known or len(known) < len(tests) or any(test.error is None for test in known):
+        return None
+    return True if all(abs(test.difference) + half_width(test) <= margin for test in known) else None

@@ -20,6 +20,7 @@ from hetxl.training.average import MovingAverage
 from hetxl.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from hetxl.training.config import TrainConfig
 from hetxl.training.distributed import World
+from hetxl.training.hypergradient import Batch
 from hetxl.training.loader import Parts, batches, to_device
 from hetxl.training.log import Log
 from hetxl.training.model import Model
@@ -28,7 +29,6 @@ from hetxl.training.progress import Narrator
 from hetxl.training.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from hetxl.training.temperature import add_prior, forget, hold, is_held
 from hetxl.training.temperature_rules import build_rule
-from hetxl.tuning.hypergradient import Batch
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

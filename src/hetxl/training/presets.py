@@ -40,6 +40,8 @@ GLYPHS: dict[str, Any] = {
     "test_examples": 5000,
 }
 
+ICONS: dict[str, Any] = GLYPHS | {"steps": 500}
+
 WORDNET: dict[str, Any] = {
     "epochs": 6.0,
     "batch_size": 512,
@@ -50,7 +52,14 @@ WORDNET: dict[str, Any] = {
     "test_examples": 5000,
 }
 
-PRESETS = {"pycode": PYCODE, "synthetic": SYNTHETIC, "words": WORDS, "glyphs": GLYPHS, "wordnet": WORDNET}
+PRESETS = {
+    "pycode": PYCODE,
+    "synthetic": SYNTHETIC,
+    "words": WORDS,
+    "glyphs": GLYPHS,
+    "icons": ICONS,
+    "wordnet": WORDNET,
+}
 
 
 def preset_for(data: str | None) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn, optim
 from hetxl.data.dataset import Fetched, Split
 from hetxl.functional import LabelLists
 from hetxl.training.config import TrainConfig
+from hetxl.training.hypergradient import Batch, clipped_tangents, loss_gradients, mixed_derivative, step_tangent
 from hetxl.training.loader import to_device
 from hetxl.training.model import Model
 from hetxl.training.order import Order, derive
 from hetxl.training.temperature import add_prior
-from hetxl.tuning.hypergradient import Batch, clipped_tangents, loss_gradients, mixed_derivative, step_tangent
 
 
 def held_out_examples(config: TrainConfig) -> int:

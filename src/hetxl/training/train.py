@@ -25,16 +25,27 @@ from hetxl.training.loop import Trainer, load_weights
 from hetxl.training.model import build_model, link_of
 from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
+from hetxl.training.recommend import recommend
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
 from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
-from hetxl.tuning.auto import recommend
 
 LARGE = 30.0
 """Seconds from which a run is worth an estimate before it starts."""
 
 
+def check_labels(config: TrainConfig) -> None:
+    """Raise for built-in data whose labels are no classes."""
+    name, options = split_spec(config.data)
+    if name == "icons" and options.get("labels", config.labels) in (None, "names"):
+        raise ValueError(
+            f"data {config.data!r}: nine in ten names of icons in validation and test are in no training row, and no "
+            "classes; take icons:labels=categories, or the pairs: hetxl contrastive train icons"
+        )
+
+
 def open_data(config: TrainConfig) -> Dataset:
     """The dataset that a configuration names, with the label noise that it asks for."""
+    check_labels(config)
     name, options = split_spec(config.data)
     # Options behind the name go first: `labels` may be one of them.
     given: dict[str, Any] = {"labels": config.labels, "validation": config.validation, "test": config.test} | options
@@ -63,6 +74,8 @@ def train(
         label: how a report calls the run; the head's name without.
         description: of the data, printed already; None to describe it, and print that.
     """
+    if dataset is None:
+        check_labels(config)
     narrator = narrator or Narrator()
     with world(config.device) as processes:
         if not processes.leads:
@@ -93,7 +106,7 @@ def steps_of(config: TrainConfig, rows: int) -> int:
 
 
 def with_temperature(config: TrainConfig, dataset: Dataset, narrator: Narrator) -> TrainConfig:
-    """The configuration with τ decided, where that was left to the data (`hetxl.tuning.auto`)."""
+    """The configuration with τ decided, where that was left to the data (`hetxl.training.recommend`)."""
     if config.temperature != "auto":
         return config
     rows = len(dataset.splits["train"])

@@ -19,8 +19,8 @@ from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
 from hetxl.training.files import read_json, write_json
 from hetxl.training.progress import Narrator, duration
+from hetxl.training.recommend import recommend
 from hetxl.training.train import open_data, steps_of
-from hetxl.tuning.auto import recommend
 from hetxl.tuning.bayes import Asked, Bayes, best_of, run_steps
 from hetxl.tuning.memory import jobs_for
 from hetxl.tuning.methods import SEARCHES, Search, about, grid_trials, single_trial, trial_at

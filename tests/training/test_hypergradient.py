@@ -10,7 +10,7 @@ from torch import nn, optim
 import hetxl
 from hetxl.functional import LabelLists
 from hetxl.nn import LearnedTemperature
-from hetxl.tuning.hypergradient import (
+from hetxl.training.hypergradient import (
     Batch,
     clipped_tangents,
     logit_slopes,

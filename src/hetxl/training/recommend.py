@@ -13,7 +13,8 @@ Whether it can is what the rule asks:
 Where training labels are replaced by wrong ones, the loss of training asks for another τ than clean data does: 1, and
 fitted afterwards. With a budget of several trainings a search (`grid`, then `bayes`) is the safe way in the last row.
 
-`hetxl study tau` measures what the thresholds are worth (docs/temperature.md).
+`hetxl study tau` measures what the thresholds are worth (docs/temperature.md): in 160 steps a learned τ gained nothing,
+in 1,600 of a third of a pass a little, and in ten passes over 108 examples a class it cost 0.019 nats.
 """
 
 from dataclasses import dataclass
