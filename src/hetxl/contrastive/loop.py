@@ -5,8 +5,7 @@ resumed is the run that was never killed, bit for bit."""
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -19,31 +18,14 @@ from hetxl.contrastive.model import TwoTowers, choose_templates
 from hetxl.contrastive.texts import TextTable
 from hetxl.data.broken import BrokenLimit
 from hetxl.data.pairs import PairSplit
-from hetxl.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from hetxl.training.checkpoint import Checkpoint, Checkpoints
 from hetxl.training.distributed import World
 from hetxl.training.loader import Parts, batches
 from hetxl.training.log import Log
-from hetxl.training.loop import MOMENTS, load_weights
 from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.schedule import learning_rate_at, set_learning_rate
-
-
-@dataclass
-class Progress:
-    """What a run knows beside its weights.
-
-    Attributes:
-        step: how many steps are done.
-        seconds: spent in them.
-        loss_sum: of the steps since the last line of the log.
-        loss_count: how many those are.
-    """
-
-    step: int = 0
-    seconds: float = 0.0
-    loss_sum: float = 0.0
-    loss_count: int = 0
+from hetxl.training.state import Progress, finite, load_moments, load_weights, restoring, tensors_of
 
 
 def parameter_groups(model: nn.Module, config: ContrastiveConfig) -> list[dict[str, Any]]:
@@ -139,7 +121,7 @@ class ContrastiveTrainer:
                 logged = progress.step % config.log_every == 0 or last
                 if logged:
                     total = self.world.sum(loss_sum.clone()).item() / self.world.processes
-                    loss = self._finite(total / progress.loss_count)
+                    loss = finite(total / progress.loss_count, progress.step, self.checkpoints, config)
                     loss_sum.zero_()
                     progress.loss_count = 0
                 progress.seconds += time.perf_counter() - begin
@@ -198,16 +180,6 @@ class ContrastiveTrainer:
         self.optimizer.step()
         return loss.detach().double().cpu()
 
-    def _finite(self, loss: float) -> float:
-        if math.isfinite(loss):
-            return loss
-        steps = self.checkpoints.steps()
-        where = f"; the last checkpoint is of step {steps[-1]}" if steps else ""
-        raise FloatingPointError(
-            f"the loss is {loss} after step {self.progress.step}{where}. Lower --learning-rate "
-            f"(now {self.config.learning_rate:g}), raise --warmup, or set --clip below {self.config.clip or 1:g}"
-        )
-
     def _log(self, log: Log | None, loss: float) -> None:
         if log is not None:
             progress = self.progress
@@ -230,34 +202,16 @@ class ContrastiveTrainer:
                 log.write("evaluation", step=self.progress.step, seconds=round(self.progress.seconds, 3), **found)
         self.world.wait()
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for group in self.optimizer.param_groups:
-            yield from zip(group["names"], group["params"], strict=True)
-
     def _save(self) -> None:
         if self.world.leads:
-            tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-            for name, parameter in self._named():
-                moments = self.optimizer.state.get(parameter, {})
-                tensors |= {f"optimizer.{key}.{name}": moments[key] for key in MOMENTS if key in moments}
             # The generators are seeded by the step: the step is their state.
             state = {"progress": vars(self.progress).copy(), "seed": self.config.seed}
-            self.checkpoints.save(Checkpoint(self.progress.step, tensors, state))
+            self.checkpoints.save(Checkpoint(self.progress.step, tensors_of(self.model, self.optimizer), state))
         self.world.wait()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up the state of a checkpoint."""
-        try:
+        with restoring(checkpoint):
             load_weights(self.model, checkpoint)
-            for name, parameter in self._named():
-                self.optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device, parameter.dtype)
-                    for key in MOMENTS
-                    for value in (checkpoint.tensors[f"optimizer.{key}.{name}"],)
-                }
+            load_moments(self.optimizer, checkpoint)
             self.progress = Progress(**checkpoint.state["progress"])
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint of step {checkpoint.step} is of another model or version: {error}; "
-                "start in another directory (--out)"
-            ) from None

@@ -20,8 +20,8 @@ from hetxl.contrastive.model import Specs, TwoTowers, build_towers
 from hetxl.data.dataset import InputSpec
 from hetxl.training.checkpoint import Checkpoints
 from hetxl.training.files import read_json, write_json
-from hetxl.training.loop import load_weights
 from hetxl.training.run import prepare, write_weights
+from hetxl.training.state import load_weights
 
 CONFIG, MODEL, WEIGHTS, RESULT = "config.json", "model.json", "model.safetensors", "result.json"
 

@@ -17,7 +17,7 @@ from hetxl.data.broken import BrokenLimit
 from hetxl.data.dataset import Split
 from hetxl.functional import LabelLists
 from hetxl.training.average import MovingAverage
-from hetxl.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from hetxl.training.checkpoint import Checkpoint, Checkpoints
 from hetxl.training.config import TrainConfig
 from hetxl.training.distributed import World
 from hetxl.training.hypergradient import Batch
@@ -27,31 +27,23 @@ from hetxl.training.model import Model
 from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from hetxl.training.state import Progress, finite, load_moments, load_weights, restoring, tensors_of
 from hetxl.training.temperature import add_prior, forget, hold, is_held
 from hetxl.training.temperature_rules import build_rule
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass
-class Progress:
+class TrainProgress(Progress):
     """What a run knows beside its weights.
 
     Attributes:
-        step: how many steps are done.
-        seconds: spent in them.
-        loss_sum: of the steps since the last line of the log.
-        loss_count: how many those are.
         best_nll: lowest validation loss so far; None before the first evaluation.
         since_best: evaluations since then.
         stopped: whether it ended early.
     """
 
-    step: int = 0
-    seconds: float = 0.0
-    loss_sum: float = 0.0
-    loss_count: int = 0
     best_nll: float | None = None
     since_best: int = 0
     stopped: bool = False
@@ -87,7 +79,7 @@ class Trainer:
         self.config, self.model, self.split, self.steps = config, model, split, steps
         self.checkpoints, self.world, self.narrator, self.broken = checkpoints, world, narrator, broken
         self.average = MovingAverage(model, config.ema) if config.ema else None
-        self.progress = Progress()
+        self.progress = TrainProgress()
         self.noise = torch.Generator(device=world.device)
         dtype = PRECISIONS[config.precision]
         self.autocast = lambda: contextlib.nullcontext() if dtype is None else torch.autocast(world.device.type, dtype)
@@ -109,7 +101,7 @@ class Trainer:
             # The noise's modules are used in every step of every head: no parameter stays without a gradient.
             self.called = DistributedDataParallel(model)
 
-    def train(self, log: Log | None, evaluate: Callable[[], dict[str, float]]) -> Progress:
+    def train(self, log: Log | None, evaluate: Callable[[], dict[str, float]]) -> TrainProgress:
         """Go on to the last step.
 
         Args:
@@ -216,14 +208,7 @@ class Trainer:
                     parameter.grad.mul_(self.examples / total)
 
     def _finite(self, loss: float) -> float:
-        if math.isfinite(loss):
-            return loss
-        steps = self.checkpoints.steps()
-        where = f"; the last checkpoint is of step {steps[-1]}" if steps else ""
-        raise FloatingPointError(
-            f"the loss is {loss} after step {self.progress.step}{where}. Lower --learning-rate "
-            f"(now {self.config.learning_rate:g}), raise --warmup, or set --clip below {self.config.clip or 1:g}"
-        )
+        return finite(loss, self.progress.step, self.checkpoints, self.config)
 
     def _temperature(self) -> float:
         with torch.no_grad():
@@ -277,53 +262,20 @@ class Trainer:
         self.world.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for name, parameter in self._named():
-            moments = self.optimizer.state.get(parameter, {})
-            found |= {f"optimizer.{key}.{name}": moments[key] for key in MOMENTS if key in moments}
+        found = tensors_of(self.model, self.optimizer)
         if self.average is not None:
             found |= {f"average.{name}": value for name, value in self.average.values.items()}
         return found
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for group in self.optimizer.param_groups:
-            yield from zip(group["names"], group["params"], strict=True)
 
     def _state(self) -> dict[str, Any]:
         return {"progress": vars(self.progress).copy(), "scaler": self.scaler.state_dict(), "seed": self.config.seed}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up the state of a checkpoint."""
-        tensors = checkpoint.tensors
-        try:
+        with restoring(checkpoint):
             load_weights(self.model, checkpoint)
-            for name, parameter in self._named():
-                stored = {key: tensors[f"optimizer.{key}.{name}"] for key in MOMENTS}
-                stored = {
-                    key: value if key == "step" else value.to(parameter.device, parameter.dtype)
-                    for key, value in stored.items()
-                }
-                self.optimizer.state[parameter] = stored
+            load_moments(self.optimizer, checkpoint)
             if self.average is not None:
-                self.average.load({name: tensors[f"average.{name}"] for name in self.average.values})
-            self.progress = Progress(**checkpoint.state["progress"])
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint of step {checkpoint.step} is of another model or version: {error}; "
-                "start in another directory (--out)"
-            ) from None
+                self.average.load({name: checkpoint.tensors[f"average.{name}"] for name in self.average.values})
+            self.progress = TrainProgress(**checkpoint.state["progress"])
         self.scaler.load_state_dict(checkpoint.state["scaler"])
-
-
-def load_weights(model: nn.Module, checkpoint: Checkpoint, averaged: bool = False) -> None:
-    """Put a checkpoint's weights into a model; the averaged ones where there are some, if wanted."""
-    state = _with_prefix(checkpoint.tensors, "model.")
-    if averaged:
-        state |= {
-            name: value.to(state[name].dtype) for name, value in _with_prefix(checkpoint.tensors, "average.").items()
-        }
-    model.load_state_dict(state)
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -21,8 +21,8 @@ from hetxl.data.dataset import Dataset, InputSpec
 from hetxl.training.checkpoint import Checkpoints
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
-from hetxl.training.loop import load_weights
 from hetxl.training.model import Model, build_model
+from hetxl.training.state import load_weights
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "keep", "log_every")
 """Options that may differ when a run is taken up again: they change nothing in its result."""

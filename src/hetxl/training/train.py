@@ -21,13 +21,14 @@ from hetxl.training.features import cached_features
 from hetxl.training.files import write_json
 from hetxl.training.loader import Parts, to_device
 from hetxl.training.log import Log
-from hetxl.training.loop import Trainer, load_weights
+from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model, link_of
 from hetxl.training.order import Order, derive
 from hetxl.training.progress import Narrator
 from hetxl.training.recommend import recommend
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
 from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
+from hetxl.training.state import load_weights
 
 LARGE = 30.0
 """Seconds from which a run is worth an estimate before it starts."""
