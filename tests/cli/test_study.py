@@ -53,11 +53,15 @@ def test_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr("hetxl.studies.defaults.QUICK", {"tiny": setting})
     monkeypatch.setattr("hetxl.studies.tune.WEIGHT_DECAYS", ())
     arguments = ["study", "defaults", "--quick", "--heads", "det,het-xl", "--seeds", "2", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*arguments, "--write", str(tmp_path / "pages")])
     assert result.exit_code == 0, result.output
     assert "HET-XL against DET in 1 settings" in result.stdout
     assert (tmp_path / "study.md").read_text() in result.stdout
     assert json.loads((tmp_path / "tiny" / "summary.json").read_text())["seeds"] == [0, 1]
+    page = (tmp_path / "pages" / "defaults.md").read_text()
+    assert "## tiny" in page
+    assert "(defaults.svg)" in page
+    assert "HET-XL" in (tmp_path / "pages" / "defaults.svg").read_text()
 
 
 def test_a_study_on_pairs(tmp_path, monkeypatch):

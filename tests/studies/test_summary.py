@@ -71,7 +71,10 @@ def test_tables():
         count_verdicts(summaries)
     )
     heads = heads_table(summaries[0])
-    assert "| DET | 2.020 ± 0.007 | 50.00 ± 0.00 % | 2.00 ± 0.00 % | 0.600 ± 0.000 | 1.00 | 10 s |" in heads
+    assert "| DET | 2.020 ± 0.007 | – | – | 50.00 ± 0.00 % | 2.00 ± 0.00 % | 0.600 ± 0.000 | 1.00 | 10 s |" in heads
+    assert "| −0.104 ± 0.005 | < 0.001 | 50.00 ± 0.32 %" in heads
+    summaries[0]["heads"]["DET ensemble"] = summaries[0]["heads"]["DET"] | {"nll": [1.9]}
+    assert "| DET ensemble | 1.900 | – | – |" in heads_table(summaries[0])
     del summaries[0]["heads"]["DET"]["temperature"]
     assert "| – | 10 s |" in heads_table(summaries[0])
 

@@ -167,10 +167,13 @@ def defaults(
     """Is HET-XL with its defaults ever worse than DET, and where is it better?"""
     with one_line_errors():
         from hetxl.studies.defaults import study as run_study
+        from hetxl.studies.defaults_page import PICTURE, finished, page, plot
+        from hetxl.studies.plot import new_figure
         from hetxl.studies.settings import SETTINGS
-        from hetxl.studies.summary import count_verdicts, heads_table, verdict_table
         from hetxl.training.compare import VARIANTS
 
+        if write is not None:
+            new_figure(1, 1)  # whether there is matplotlib is better known now
         directory = out or Path("runs") / ("study-defaults-quick" if quick else "study-defaults")
         paths = run_study(
             _names(settings, tuple(SETTINGS)),
@@ -180,14 +183,14 @@ def defaults(
             quick=quick,
             equal_time=equal_time,
         )
-        summaries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        parts = [f"## {summary['setting']}\n\n{heads_table(summary)}" for summary in summaries]
-        if all({"DET", "HET-XL"} <= set(summary["heads"]) for summary in summaries):
-            parts = [verdict_table(summaries), count_verdicts(summaries) + "\n", *parts]
-        page = "\n".join(parts)
-        (directory / "study.md").write_text(page, encoding="utf-8")
-        _publish("defaults", page, write, {})
-        typer.echo(page)
+        text = page([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+        (directory / "study.md").write_text(text, encoding="utf-8")
+        if write is not None:
+            # The page has all settings that are done, also those of other calls.
+            everything = finished(directory, [path.parent.name for path in paths] if quick else SETTINGS)
+            picture = plot(everything, directory / PICTURE)
+            _publish("defaults", page(everything), write, {PICTURE: picture})
+        typer.echo(text)
         typer.echo(f"Tables: {directory / 'study.md'}; the results themselves: summary.json of each setting beside it")
 
 

@@ -91,17 +91,27 @@ def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
 def heads_table(summary: Summary) -> str:
     """All heads of one setting, in markdown."""
     lines = [
-        "| head | NLL | precision@1 | calibration error | Brier | τ | training |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| head | NLL | less that of DET | p | precision@1 | calibration error | Brier | τ | training |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for label, values in summary["heads"].items():
         temperature = f"{mean(values['temperature']).value:.2f}" if "temperature" in values else "–"
         lines.append(
-            f"| {label} | {mean_text(values['nll'])} | {mean_text(values['precision@1'], 2, 100)} % | "
+            f"| {label} | {mean_text(values['nll'])} | {_against(summary, label)} | "
+            f"{mean_text(values['precision@1'], 2, 100)} % | "
             f"{mean_text(values['calibration_error'], 2, 100)} % | {mean_text(values['brier'])} | {temperature} | "
             f"{mean(values['train_seconds']).value:.0f} s |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _against(summary: Summary, label: str) -> str:
+    """Two cells: NLL less that of DET with its p-value. An ensemble of all seeds has no seeds to pair."""
+    values = summary["heads"][label]
+    if label == BASELINE or BASELINE not in summary["heads"] or len(values["nll"]) < len(values["seeds"]):
+        return "– | –"
+    test = judge(summary, label).nll
+    return f"{difference_text(test, 3)} | {p_text(test)}"
 
 
 def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL") -> str:

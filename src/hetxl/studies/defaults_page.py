@@ -1,0 +1,69 @@
+"""The study of the defaults as a page: verdicts over all settings, the order of the heads, and every head's numbers."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetxl.report.statistics import mean
+from hetxl.studies.plot import plot_differences
+from hetxl.studies.summary import WORSE, Summary, count_verdicts, heads_table, judge, verdict_table
+from hetxl.training.files import read_json
+
+PICTURE = "defaults.svg"
+ORDER = ("HET-XL", "HET-H", "HET", "DET")
+"""Of the paper's main table, the lowest NLL first."""
+DRAWN = ("HET-XL", "HET", "HET-H", "DET, as much time as HET-XL")
+
+
+def finished(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
+    """The summaries of the settings below a directory that have one, in the order of the names.
+
+    Args:
+        directory: of the study.
+        names: of the settings.
+    """
+    paths = (directory / name / "summary.json" for name in names)
+    return [read_json(path) for path in paths if path.exists()]
+
+
+def order_told(summary: Summary) -> str:
+    """The heads of one setting by their NLL, with < where a difference counts and ≈ where it does not."""
+    nll = {head: mean(summary["heads"][head]["nll"]).value for head in ORDER}
+    found = sorted(ORDER, key=nll.__getitem__)
+    parts = [found[0]]
+    for one, other in itertools.pairwise(found):
+        test = judge(summary, other, one).nll
+        parts.append("<" if test.p is not None and test.p < WORSE else "≈")
+        parts.append(other)
+    return f"{summary['setting']}: {' '.join(parts)}"
+
+
+def page(summaries: Sequence[Summary]) -> str:
+    """The study in markdown.
+
+    Args:
+        summaries: of the settings.
+    """
+    parts = []
+    if all({"DET", "HET-XL"} <= set(summary["heads"]) for summary in summaries):
+        parts += [verdict_table(summaries), count_verdicts(summaries) + "\n"]
+    ordered = [order_told(summary) for summary in summaries if set(ORDER) <= set(summary["heads"])]
+    if ordered:
+        parts.append(
+            "The paper's order in NLL is HET-XL ≤ HET-H ≤ HET ≤ DET. Here, with < where the difference of neighbours "
+            f"counts (p < {WORSE:g}) and ≈ where it does not: {'; '.join(ordered)}.\n"
+        )
+    parts += [f"## {summary['setting']}\n\n{heads_table(summary)}" for summary in summaries]
+    return "\n".join(parts)
+
+
+def plot(summaries: Sequence[Summary], path: Path) -> Path:
+    """Draw the NLL of heads less that of DET.
+
+    Args:
+        summaries: of the settings.
+        path: of the picture; its ending says which kind.
+    """
+    known = {head for summary in summaries for head in summary["heads"]}
+    return plot_differences(summaries, path, [head for head in DRAWN if head in known])

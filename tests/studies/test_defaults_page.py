@@ -1,0 +1,41 @@
+import copy
+import json
+
+from hetxl.studies.defaults_page import finished, order_told, page, plot
+
+NLL = {"DET": [2.0, 2.1, 2.05], "HET": [1.9, 2.01, 1.94], "HET-H": [2.0, 2.09, 2.06], "HET-XL": [1.8, 1.9, 1.86]}
+
+
+def summary(**nll):
+    more = {"precision@1": [0.5] * 3, "calibration_error": [0.02] * 3, "brier": [0.6] * 3, "train_seconds": [1.0] * 3}
+    heads = {head: {"nll": values, "seeds": [0, 1, 2], **more} for head, values in {**NLL, **nll}.items()}
+    return copy.deepcopy({"setting": "words", "num_classes": 100, "heads": heads})
+
+
+def test_the_order_says_which_differences_count():
+    assert order_told(summary()) == "words: HET-XL < HET < HET-H ≈ DET"
+    assert order_told(summary(HET=NLL["DET"])).startswith("words: HET-XL < HET-H ≈ ")
+
+
+def test_the_page():
+    text = page([summary()])
+    assert "HET-XL against DET in 1 settings" in text
+    assert "counts (p < 0.05) and ≈ where it does not: words: HET-XL < HET < HET-H ≈ DET." in text
+    assert "## words" in text
+    few = summary()
+    del few["heads"]["HET"]
+    assert "The paper's order" not in page([few])
+    del few["heads"]["HET-XL"]
+    assert page([few]).startswith("## words")
+
+
+def test_settings_that_are_done(tmp_path):
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "summary.json").write_text(json.dumps({"setting": "words"}))
+    assert finished(tmp_path, ["pycode", "words"]) == [{"setting": "words"}]
+
+
+def test_a_picture_of_heads_that_are_there(tmp_path):
+    text = plot([summary()], tmp_path / "x.svg").read_text()
+    assert "<!-- HET-H -->" in text
+    assert "as much time" not in text
