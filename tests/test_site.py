@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 """What a page fetches by itself, beside <link>."""
 ELSEWHERE = re.compile(r"(?:https?:)?//")
+pytestmark = pytest.mark.slow
 SHOWN = ("index", "start", "paper", "choosing", "benchmarks", "guides/production", "studies/index", "api/heads")
 
 
