@@ -107,3 +107,9 @@ def test_bad_data(tmp_path):
         train(small(data, tmp_path / "b", swap=0.2), narrator=QUIET)
     with pytest.raises(ValueError, match="batch_size must be at most 64, the training pairs, found 65"):
         train(small(vectors_file(tmp_path / "y.npz"), tmp_path / "c", batch_size=65), narrator=QUIET)
+
+
+def test_data_that_cannot_be_opened_leaves_no_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        train(small(str(tmp_path / "nothing.npz"), out=str(tmp_path / "run")), narrator=QUIET)
+    assert not (tmp_path / "run").exists()

@@ -209,3 +209,9 @@ def test_a_temperature_that_follows_the_validation_loss(tmp_path):
     assert load_run(run.path).run.config.temperature_method == "bilevel"
     frozen = run_of(tmp_path / "frozen", **options, backbone="mlp", width=8, features=4, frozen=True)
     assert result_of(frozen)["temperature"] != 1.0
+
+
+def test_data_that_cannot_be_opened_leaves_no_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        run_of(tmp_path / "run", data=str(tmp_path / "nothing.npz"))
+    assert not (tmp_path / "run").exists()

@@ -69,6 +69,8 @@ def train(
         if not processes.leads:
             narrator = Narrator(quiet=True)
         directory = default_directory(config) if config.out is None else Path(config.out)
+        if pairs is None and not directory.exists():
+            pairs = open_data(config)  # data that cannot be opened leaves no directory behind
         run = start_run(config, directory) if processes.leads else ContrastiveRun(directory, config)
         processes.wait()
         if run.finished:

@@ -81,7 +81,11 @@ def train(
     with world(config.device) as processes:
         if not processes.leads:
             narrator = Narrator(quiet=True)
-        run = _start(config, processes)
+        directory = default_directory(config) if config.out is None else Path(config.out)
+        if dataset is None and not directory.exists():
+            dataset = open_data(config)  # data that cannot be opened leaves no directory behind
+        run = start_run(config, directory) if processes.leads else Run(directory, config)
+        processes.wait()
         if run.finished:
             narrator.say(f"{run.path} is done; see result.json there, or hetxl report {run.path}")
             return run
@@ -91,13 +95,6 @@ def train(
             narrator.console.print(description)
         described = {} if description is None else description.as_dict()
         _Job(config, run, dataset, processes, narrator, label or LABELS[config.head], described).go()
-    return run
-
-
-def _start(config: TrainConfig, processes: World) -> Run:
-    directory = default_directory(config) if config.out is None else Path(config.out)
-    run = start_run(config, directory) if processes.leads else Run(directory, config)
-    processes.wait()
     return run
 
 
