@@ -41,7 +41,7 @@ class ContrastiveConfig:
     rank: int = option(15, "head", "R, rank of the covariance.")
     residual: str = option("rank1", "head", "What it has beside its factors.", ("rank1", "diagonal"))
     noise_init: float = option(0.1, "head", "Length of the noise at the start, over that of an embedding.")
-    noise_group: int = option(128, "head", "Examples that share the coefficients of a draw, at most; 1 for none.")
+    noise_group: int = option(256, "head", "Examples that share the coefficients of a draw, at most; 1 for none.")
     samples: int = option(1, "head", "S in training.")
     eval_samples: int = option(0, "head", "S of a second zero-shot evaluation, beside that without noise; 0 for none.")
     normalize: str = option("before", "head", "When embeddings are brought to length 1.", NORMALIZE)

@@ -15,7 +15,7 @@ from hetxl.nn.covariance import FullCovariance, LowRankCovariance, build_covaria
 NOISE_INIT = 0.1
 """Length of the noise at the start, as a share of the length of a normalised embedding."""
 
-GROUP = 128
+GROUP = 256
 """Examples in a row that share the coefficients of a draw."""
 
 LEAST_GROUPS = 16
