@@ -43,7 +43,7 @@ class Batch:
     Attributes:
         pairs: B
         features: D
-        link: "softmax", "sigmoid", or "plain …" for all logits at once.
+        link: "softmax", "sigmoid", or a name of `PLAIN` for all logits at once.
         noise: "both" or "none".
         samples: S
         group: examples that share the coefficients of a draw, 1 for none; None for the default.
@@ -61,9 +61,11 @@ class Batch:
         measured."""
         generator = torch.Generator().manual_seed(0)
         image, text = (torch.randn(self.pairs, self.features, generator=generator) for _ in range(2))
-        loss: Callable[[Tensor, Tensor], Tensor] = _plain_softmax if self.link == "plain softmax" else _plain_sigmoid
+        loss: Callable[[Tensor, Tensor], Tensor]
         parameters: list[Tensor] = []
-        if not self.link.startswith("plain"):
+        if self.link in PLAIN:
+            loss = PLAIN[self.link]
+        else:
             options: dict[str, Any] = {"link": self.link, "noise": self.noise, "samples": self.samples}
             if self.group is not None:
                 options["noise_group"] = self.group
@@ -90,6 +92,12 @@ def _plain_sigmoid(image: Tensor, text: Tensor) -> Tensor:
     image, text = F.normalize(image, dim=-1), F.normalize(text, dim=-1)
     signs = 2 * torch.eye(len(image)) - 1
     return -F.logsigmoid(signs * (10 * image @ text.T - 10)).sum() / len(image)
+
+
+PLAIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "plain softmax": _plain_softmax,
+    "plain sigmoid": _plain_sigmoid,
+}
 
 
 def peak(batch: Batch) -> float:
