@@ -5,7 +5,7 @@ the pairs once; so does this, whichever side has noise.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ def sigmoid_loss(
     keys: Tensor,
     scale: Tensor,
     bias: Tensor | None,
-    need: Gradients | tuple[bool, ...],
+    need: Sequence[bool],
     *,
     offset: int = 0,
     memory_budget: int | None = None,
