@@ -38,7 +38,9 @@ def plain(x, weight, bias, residual_weight, residual_bias, z, rows):
 def assert_same(given, z, **options):
     leaves = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
     found = add_noise(*given, z, R, **options)
-    expected = plain(*given, z, options.get("rows", False))
+    x, *others = given
+    x = F.normalize(x, dim=-1) if options.get("unit") else x
+    expected = plain(x, *others, z, options.get("rows", False))
     torch.testing.assert_close(found, expected)
     weight = normal(*found.shape, seed=9).detach()
     found, expected = (torch.autograd.grad((value * weight).sum(), leaves) for value in (found, expected))
@@ -74,17 +76,48 @@ def test_noise_of_groups_is_that_of_their_examples(group, bias):
     assert_same(inputs(bias), shared_normals(group), group=group)
 
 
+@pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("group", [1, 5])
-def test_gradients_are_right(group):
+def test_gradients_are_right(group, unit):
     given, z = inputs(), shared_normals(5)
-    assert torch.autograd.gradcheck(lambda *tensors: add_noise(*tensors, z, R, group=group), given, fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda *tensors: add_noise(*tensors, z, R, group=group, unit=unit), given, fast_mode=True
+    )
 
 
+@pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("group", [1, 5])
 @pytest.mark.parametrize("alone", range(5))
-def test_gradients_are_made_for_what_needs_them(alone, group):
+def test_gradients_are_made_for_what_needs_them(alone, group, unit):
     given = tuple(tensor.requires_grad_(place == alone) for place, tensor in enumerate(inputs()))
-    assert_same(given, shared_normals(5), group=group)
+    assert_same(given, shared_normals(5), group=group, unit=unit)
+
+
+@pytest.mark.parametrize("residual", [0, 1, D])
+@pytest.mark.parametrize("samples", [1, S])
+def test_embeddings_are_brought_to_length_1(samples, residual):
+    given = inputs(residual=residual > 0)
+    with torch.no_grad():
+        given[0][3] *= 100
+        given[0][7] = 0  # which stays as it is, as under F.normalize
+        given[0][8] *= 1e-14
+    assert_same(given, normal(B, samples, R + residual, seed=5).detach(), unit=True, overwrite=True)
+
+
+def test_nothing_is_kept_where_there_is_no_backward_pass():
+    given, z = inputs(), shared_normals(5)
+    with torch.no_grad():
+        found = add_noise(*given, z, R, unit=True)
+    torch.testing.assert_close(found, add_noise(*given, z, R, unit=True).detach())
+    assert not found.requires_grad
+
+
+def test_two_backward_passes_find_the_same():
+    given, z = inputs(), shared_normals(5)
+    total = add_noise(*given, z, R, group=5, unit=True).square().sum()
+    first = torch.autograd.grad(total, given, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(total, given), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_autocast_does_not_narrow_the_noise():

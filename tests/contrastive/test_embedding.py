@@ -47,6 +47,7 @@ def test_samples_are_draws_of_the_gaussian(form):
     torch.testing.assert_close(drawn, plain)
     for found, value in zip(torch.autograd.grad((drawn * weight).sum(), parameters), expected, strict=True):
         torch.testing.assert_close(found, value)
+    torch.testing.assert_close(module.add_to(3 * x, z, unit=True), plain)
     shared = z[0]
     torch.testing.assert_close(module.add_to(x, shared), x.unsqueeze(1) + noise.draw(shared))
 

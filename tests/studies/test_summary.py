@@ -2,6 +2,7 @@ import pytest
 
 from hetxl.report.statistics import paired_test
 from hetxl.studies.summary import (
+    cost_text,
     count_verdicts,
     difference_text,
     heads_table,
@@ -19,14 +20,21 @@ def summary(name="data", nll=(-0.1, -0.11, -0.09, -0.1, -0.12), precision=(0.0, 
         "precision@1": [0.5 for _ in seeds],
         "calibration_error": [0.02 for _ in seeds],
         "brier": [0.6 for _ in seeds],
-        "train_seconds": [10.0 for _ in seeds],
+        "steps": 100,
         "temperature": [1.0 for _ in seeds],
         "seeds": seeds,
     }
     other = dict(base)
     other["nll"] = [one + difference for one, difference in zip(base["nll"], nll, strict=True)]
     other["precision@1"] = [one + difference for one, difference in zip(base["precision@1"], precision, strict=True)]
-    return {"setting": name, "num_classes": 8192, "heads": {"DET": base, "HET-XL": other}}
+    pace = {"det": 1.0, "het-xl": 2.5}
+    return {
+        "setting": name,
+        "num_classes": 8192,
+        "steps": 100,
+        "pace": pace,
+        "heads": {"DET": base, "HET-XL": other},
+    }
 
 
 def test_better_worse_and_neither():
@@ -71,12 +79,12 @@ def test_tables():
         count_verdicts(summaries)
     )
     heads = heads_table(summaries[0])
-    assert "| DET | 2.020 ± 0.007 | – | – | 50.00 ± 0.00 % | 2.00 ± 0.00 % | 0.600 ± 0.000 | 1.00 | 10 s |" in heads
+    assert "| DET | 2.020 ± 0.007 | – | – | 50.00 ± 0.00 % | 2.00 ± 0.00 % | 0.600 ± 0.000 | 1.00 | 1.0× |" in heads
     assert "| −0.104 ± 0.005 | < 0.001 | 50.00 ± 0.32 %" in heads
     summaries[0]["heads"]["DET ensemble"] = summaries[0]["heads"]["DET"] | {"nll": [1.9]}
     assert "| DET ensemble | 1.900 | – | – |" in heads_table(summaries[0])
     del summaries[0]["heads"]["DET"]["temperature"]
-    assert "| – | 10 s |" in heads_table(summaries[0])
+    assert "| – | 1.0× |" in heads_table(summaries[0])
 
 
 def test_numbers_as_text():
@@ -86,3 +94,22 @@ def test_numbers_as_text():
     assert difference_text(paired_test([3.0, 3.0], [1.0, 2.0]), 1, 100) == "+150.0 ± 50.0"
     assert p_text(paired_test([1.0], [3.0])) == "–"
     assert p_text(paired_test([1.0, 2.0, 3.1], [1.0, 1.0, 1.0])) == "0.231"
+
+
+def test_time_is_steps_at_the_pace_of_a_head():
+    found = summary()
+    heads = found["heads"]
+    heads["DET, as much time as HET-XL"] = heads["DET"] | {"steps": 250}
+    heads["HET-XL + temperature scaling"] = heads["HET-XL"]
+    heads["DET ensemble"] = heads["DET"] | {"nll": [1.9]}
+    heads["HET"] = heads["DET"]
+    assert {label: cost_text(found, label) for label in heads} == {
+        "DET": "1.0×",
+        "HET-XL": "2.5×",
+        "DET, as much time as HET-XL": "2.5×",
+        "HET-XL + temperature scaling": "2.5×",
+        "DET ensemble": "5×",
+        "HET": "–",  # whose pace was not measured
+    }
+    del found["pace"]
+    assert cost_text(found, "HET-XL") == "–"

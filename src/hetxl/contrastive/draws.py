@@ -20,6 +20,9 @@ from hetxl.functional.noise import residual_scale
 BLOCK = 256
 """Examples whose factors exist at a time."""
 
+LEAST_LENGTH = 1e-12
+"""Of an embedding, as for F.normalize: a shorter one is divided by this."""
+
 GROUPS = 8
 """Groups whose matrices exist at a time."""
 
@@ -35,10 +38,12 @@ def add_noise(
     *,
     rows: bool = False,
     group: int = 1,
+    unit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
     """Embeddings with S draws of their noise, [B, S, D].
 
+        embeddings = F.normalize(embeddings, dim=-1)                                     # unit
         factors = F.linear(embeddings, weight, bias).unflatten(-1, (D, R)).mT            # rows: (R, D), as it is
         residual = residual_scale(F.linear(embeddings, residual_weight, residual_bias))
         return embeddings[:, None] + z[..., :R] @ factors + z[..., R:] * residual[:, None]
@@ -53,10 +58,12 @@ def add_noise(
         rank: R
         rows: whether the factors are laid out as [R, D] rather than [D, R].
         group: how many examples in a row are known to have the same z[..., :R] but for the sign.
+        unit: whether embeddings are brought to length 1 first. They are so a block at a time in either pass, and the
+            room that is not taken by a second set of them keeps what the backward pass would compute again.
         overwrite: whether the gradient of the result may be overwritten, as it may where nothing else has it: one
             tensor of the size of the embeddings less (S = 1).
     """
-    form = _Form(rank, rows, group, overwrite)
+    form = _Form(rank, rows, group, unit, overwrite)
     return _AddNoise.apply(form, embeddings, weight, bias, residual_weight, residual_bias, z)
 
 
@@ -70,6 +77,7 @@ class _Form:
     rank: int
     rows: bool
     group: int
+    unit: bool
     overwrite: bool
 
     def parts(self, batch: int) -> Iterator[tuple[slice, bool]]:
@@ -107,28 +115,35 @@ class _AddNoise(torch.autograd.Function):
         residual_bias: Tensor | None,
         z: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, residual_weight, residual_bias, z)
         ctx.form = form
+        lengths = _lengths(x) if form.unit else None
+        keeps = form.unit and residual_weight is not None and any(ctx.needs_input_grad)
+        kept = torch.empty_like(x) if keeps else None
         with torch.autocast(x.device.type, enabled=False):
-            out = x.unsqueeze(1).repeat(1, z.shape[1], 1)
+            out = x.new_empty(len(x), z.shape[1], x.shape[1])
             mixing, own = z[..., : form.rank], z[..., form.rank :]
             buffer = form.buffer(x)
             for part, whole_groups in form.parts(len(x)):
+                base = _base(x, lengths, part)
+                out[part] = base.unsqueeze(1)
                 if whole_groups:
-                    _add_shared(out[part], x[part], weight, bias, *form.shared(mixing[part]), buffer)
+                    _add_shared(out[part], base, weight, bias, *form.shared(mixing[part]), buffer)
                 else:
-                    factors = F.linear(x[part], weight, bias)
+                    factors = F.linear(base, weight, bias)
                     factors = factors.unflatten(-1, (form.rank, -1) if form.rows else (-1, form.rank))
                     out[part].baddbmm_(mixing[part], factors if form.rows else factors.mT)
                 if residual_weight is not None:
-                    scale = residual_scale(F.linear(x[part], residual_weight, residual_bias))
-                    out[part].addcmul_(own[part], scale.unsqueeze(1))
+                    raw = F.linear(base, residual_weight, residual_bias)
+                    if kept is not None:
+                        kept[part] = raw
+                    out[part].addcmul_(own[part], residual_scale(raw).unsqueeze(1))
+        ctx.save_for_backward(x, lengths, kept, weight, residual_weight, residual_bias, z)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, residual_weight, residual_bias, z = ctx.saved_tensors
+        x, lengths, kept, weight, residual_weight, residual_bias, z = ctx.saved_tensors
         form: _Form = ctx.form
         gradient = gradients[0]  # [B, S, D]
         mixing, own = z[..., : form.rank], z[..., form.rank :]
@@ -144,24 +159,41 @@ class _AddNoise(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             buffer = form.buffer(x)
             for part, whole_groups in form.parts(len(x)):
-                of_raw = None
+                base, of_base, of_raw = _base(x, lengths, part), _at(of_x, part), None
                 if residual_weight is not None:
-                    raw = F.linear(x[part], residual_weight, residual_bias)
+                    raw = F.linear(base, residual_weight, residual_bias) if kept is None else kept[part].clone()
                     # The softplus of `residual_scale` has the sigmoid as its derivative.
-                    of_raw = (gradient[part] * own[part]).sum(1) * raw.sigmoid_()
+                    of_raw = raw.sigmoid_().mul_((gradient[part] * own[part]).sum(1))
                 if whole_groups:
                     shared = form.shared(mixing[part])
-                    sums_of_part = _at(of_x, part), of_weight, of_bias
-                    _shared_backward(gradient[part], x[part], weight, *sums_of_part, *shared, buffer)
+                    _shared_backward(gradient[part], base, weight, of_base, of_weight, of_bias, *shared, buffer)
                 else:
                     if form.rows:
                         of_factors = (mixing[part].mT @ gradient[part]).flatten(1)
                     else:
                         of_factors = (gradient[part].mT @ mixing[part]).flatten(1)  # [n, D·R]
-                    _linear_backward(of_factors, x[part], weight, _at(of_x, part), of_weight, of_bias)
+                    _linear_backward(of_factors, base, weight, of_base, of_weight, of_bias)
                 if of_raw is not None and residual_weight is not None:
-                    _linear_backward(of_raw, x[part], residual_weight, _at(of_x, part), of_residual, of_residual_bias)
+                    _linear_backward(of_raw, base, residual_weight, of_base, of_residual, of_residual_bias)
+                if of_base is not None and lengths is not None:
+                    _unit_backward(of_base, base, lengths[part])
         return None, of_x, *sums, None
+
+
+def _lengths(x: Tensor) -> Tensor:
+    """What F.normalize divides by, [B, 1]."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=LEAST_LENGTH)
+
+
+def _base(x: Tensor, lengths: Tensor | None, part: slice) -> Tensor:
+    """What the noise is added to, of a part of the batch."""
+    return x[part] if lengths is None else x[part] / lengths[part]
+
+
+def _unit_backward(of_base: Tensor, base: Tensor, lengths: Tensor) -> None:
+    """The gradient of F.normalize in place: what goes along the embedding has no effect, but where it has no length."""
+    along = torch.linalg.vecdot(of_base, base).unsqueeze(-1) * (lengths > LEAST_LENGTH)
+    of_base.addcmul_(base, along, value=-1).div_(lengths)
 
 
 def _at(values: Tensor | None, part: slice) -> Tensor | None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetxl.contrastive.draws import add_noise
@@ -130,20 +131,25 @@ class NoisyEmbedding(nn.Module):
         # A group costs R matrices to mix, and then each of its examples a product or two for each sample.
         return group if shares and samples * (rank / group + 2) <= rank else 1
 
-    def add_to(self, embeddings: Tensor, z: Tensor, group: int = 1, *, overwrite: bool = False) -> Tensor:
+    def add_to(
+        self, embeddings: Tensor, z: Tensor, group: int = 1, *, unit: bool = False, overwrite: bool = False
+    ) -> Tensor:
         """Embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
 
+            embeddings = F.normalize(embeddings, dim=-1)        # unit
             embeddings.unsqueeze(1) + self(embeddings).draw(z)
 
         Args:
             embeddings: [B, D]
             z: [B, S, Q] or [S, Q] standard normals.
             group: `group_of` the normals, if they are known to be shared; any others go with 1.
+            unit: whether embeddings are brought to length 1 first.
             overwrite: whether the gradient of the result may be overwritten, see `add_noise`.
         """
         covariance, dtype = self.covariance, self._dtype()
         x, z = embeddings.to(dtype), z.to(dtype)
         if not isinstance(covariance, LowRankCovariance | FullCovariance):
+            x = F.normalize(x, dim=-1) if unit else x
             return x.unsqueeze(1) + covariance(x).draw(z)
         residual = covariance.residual
         return add_noise(
@@ -156,6 +162,7 @@ class NoisyEmbedding(nn.Module):
             covariance.rank,
             rows=isinstance(covariance, FullCovariance),
             group=group,
+            unit=unit,
             overwrite=overwrite,
         )
 

@@ -14,6 +14,7 @@ from hetxl.contrastive.queries import Queries, summed_loss
 from hetxl.functional import GaussianNoise, Link
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.contrastive import NORMALIZE, Normalize, contrastive_keys, noise_base
+from hetxl.functional.distribution import accumulate
 from hetxl.functional.links import LINKS
 
 NoiseSide = Literal["both", "image", "text", "none"]
@@ -139,18 +140,15 @@ class PairLoss(nn.Module):
         if share.total == 0:
             raise ValueError("image and text must hold at least one pair, found none")
         z_image, z_text = noise or (None, None)
-        keys = contrastive_keys(image, self.normalize), contrastive_keys(text, self.normalize)
         draw = {"samples": samples, "generator": generator, "share": share}
         options = {"link": self.link, "scale": scale, "bias": bias, "memory_budget": self.memory_budget}
-
-        images, texts = (
-            functools.partial(self._queries, side, given, own, z, **draw)
-            for side, given, own, z in (("image", image, keys[0], z_image), ("text", text, keys[1], z_text))
-        )
+        images = functools.partial(self._queries, "image", image, z=z_image, **draw)
+        texts = functools.partial(self._queries, "text", text, z=z_text, **draw)
         directions = 1
         if self.link == "softmax":
-            total = self._direction(images(), keys[1], share, options)
-            total = total + self._direction(texts(), keys[0], share, options)
+            keys = contrastive_keys(image, self.normalize), contrastive_keys(text, self.normalize)
+            total = self._direction(images(keys[0]), keys[1], share, options)
+            total = total + self._direction(texts(keys[1]), keys[0], share, options)
             directions = 2
         else:
             queries, keys = _alike(images(), texts())
@@ -180,34 +178,37 @@ class PairLoss(nn.Module):
         self,
         side: str,
         embeddings: Tensor,
-        keys: Tensor,
+        keys: Tensor | None = None,
+        *,
         z: Tensor | None,
         samples: int,
         generator: torch.Generator | None,
         share: Share,
     ) -> Queries | Tensor:
-        """Draws [n, S, D], or what they are drawn from."""
+        """Draws [n, S, D], or what they are drawn from; `keys` of the same embeddings where there are some already."""
         module = self.image_noise if side == "image" else self.text_noise
         if module is None or (samples == 0 and z is None):
             if z is not None:
                 raise ValueError(f"noise has normals for the {side} side, which has no noise (noise={self.noise!r})")
-            return keys.unsqueeze(1)
-        # The same tensor where it is the same: noise must not cost a second one.
-        base = keys if self.normalize in ("before", "both") else noise_base(embeddings, self.normalize)
-        shared = 1
+            return (contrastive_keys(embeddings, self.normalize) if keys is None else keys).unsqueeze(1)
+        batch, shared = len(embeddings), 1
         if z is not None:
-            _check_normals(side, z, len(base), module.size)
+            _check_normals(side, z, batch, module.size)
         elif generator is None or share.peers.size == 1:
-            z, shared = module.draw(len(base), samples, generator), module.group_of(len(base), samples)
+            z, shared = module.draw(batch, samples, generator), module.group_of(batch, samples)
         else:
             # Every process has the same generator: the draws are those of one process with the whole batch.
             z, shared = module.draw(share.total, samples, generator)[share.own], module.group_of(share.total, samples)
             shared = 1 if share.offset % shared else shared
+        unit, base = self.normalize in ("before", "both"), accumulate(embeddings)
+        if unit and keys is not None:  # which are what noise is added to: it must not cost a second tensor
+            unit, base = False, keys
         if z.shape[-2] > module.size and self.normalize in ("before", "none"):
             # More samples than rows of the basis: the engine lifts the basis once instead of every sample.
+            base = F.normalize(base, dim=-1) if unit else base
             return Queries(base, module(base), z.to(base.dtype))
         # Nothing but the loss has the draws, so nothing else their gradient.
-        drawn = module.add_to(base, z, shared, overwrite=True).to(base.dtype)
+        drawn = module.add_to(base, z, shared, unit=unit, overwrite=True).to(base.dtype)
         return F.normalize(drawn, dim=-1) if self.normalize in ("after", "both") else drawn
 
     def _module(self, side: str) -> NoisyEmbedding:

@@ -6,7 +6,7 @@ HET-XL takes. The test split is looked at once, at the end of each run.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hetxl.evaluation.ensemble import Ensemble
 from hetxl.evaluation.evaluate import evaluate
 from hetxl.evaluation.metrics import summarise
 from hetxl.functional._checks import one_of
+from hetxl.studies.pace import pace
 from hetxl.studies.runs import METRICS, by_label, results_in
 from hetxl.studies.settings import QUICK, SETTINGS, Setting
 from hetxl.studies.tune import tune_det
@@ -109,9 +110,11 @@ def run_setting(
         "steps": next(iter(results.values()))["steps"],
         "seeds": list(seeds),
     }
+    summary["pace"] = pace(config, dataset, directory / "pace.json", narrator=narrator)
     if equal_time and {"det", "het-xl"} <= set(heads):
-        _train_longer(config, results, seeds, directory / "longer", dataset, description, narrator)
-        results |= results_in(directory / "longer")
+        steps = round(summary["steps"] * max(1.0, summary["pace"]["het-xl"]))
+        _train_longer(config, steps, seeds, directory / "longer", dataset, description, narrator)
+    results |= results_in(directory / "longer")
     summary["heads"] = by_label(results, LABELS)
     if "det" in heads and len(seeds) > 1:
         summary["heads"][ENSEMBLE] = _ensemble(compared, seeds, directory, dataset, narrator)
@@ -122,23 +125,17 @@ def run_setting(
 
 def _train_longer(
     config: TrainConfig,
-    results: Mapping[str, Mapping[str, Any]],
+    steps: int,
     seeds: Sequence[int],
     directory: Path,
     dataset: Dataset,
     description: Description,
     narrator: Narrator,
 ) -> None:
-    """DET for as many steps as fit into the time that HET-XL takes, by the medians over the seeds."""
-    seconds = {
-        head: float(np.median([results[f"{head}-seed{seed}"]["train_seconds"] for seed in seeds]))
-        for head in ("det", "het-xl")
-    }
+    """DET for as many steps as fit into the time that HET-XL takes."""
     known = sorted(directory.glob("*/config.json"))
-    if known:  # timings differ from run to run: what was begun is finished as it was begun
-        steps = int(TrainConfig.from_dict(read_json(known[0])).steps or 0)
-    else:
-        steps = round(results[f"det-seed{seeds[0]}"]["steps"] * max(1.0, seconds["het-xl"] / seconds["det"]))
+    if known:  # with another pace of the same machine, say: what was begun is finished as it was begun
+        steps = TrainConfig.from_dict(read_json(known[0])).steps or steps
     for seed in seeds:
         one = dataclasses.replace(
             config, head="det", seed=seed, steps=steps, out=str(directory / f"det-longer-seed{seed}")

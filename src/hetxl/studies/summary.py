@@ -89,9 +89,9 @@ def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
 
 
 def heads_table(summary: Summary) -> str:
-    """All heads of one setting, in markdown."""
+    """All heads of one setting, in markdown; the time of a training is a multiple of DET's."""
     lines = [
-        "| head | NLL | less that of DET | p | precision@1 | calibration error | Brier | τ | training |",
+        "| head | NLL | less that of DET | p | precision@1 | calibration error | Brier | τ | time |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for label, values in summary["heads"].items():
@@ -100,7 +100,7 @@ def heads_table(summary: Summary) -> str:
             f"| {label} | {mean_text(values['nll'])} | {_against(summary, label)} | "
             f"{mean_text(values['precision@1'], 2, 100)} % | "
             f"{mean_text(values['calibration_error'], 2, 100)} % | {mean_text(values['brier'])} | {temperature} | "
-            f"{mean(values['train_seconds']).value:.0f} s |"
+            f"{cost_text(summary, label)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -108,10 +108,26 @@ def heads_table(summary: Summary) -> str:
 def _against(summary: Summary, label: str) -> str:
     """Two cells: NLL less that of DET with its p-value. An ensemble of all seeds has no seeds to pair."""
     values = summary["heads"][label]
-    if label == BASELINE or BASELINE not in summary["heads"] or len(values["nll"]) < len(values["seeds"]):
+    if label == BASELINE or BASELINE not in summary["heads"] or _is_ensemble(values):
         return "– | –"
     test = judge(summary, label).nll
     return f"{difference_text(test, 3)} | {p_text(test)}"
+
+
+def cost_text(summary: Summary, label: str) -> str:
+    """The time that a training takes over that of DET: its steps, each at the pace of its head."""
+    values = summary["heads"][label]
+    if _is_ensemble(values):
+        return f"{len(values['seeds'])}×"
+    head = label.split(",")[0].split(" +")[0].lower()  # "DET, as much time …", "HET-XL + temperature scaling"
+    if head not in summary.get("pace", ()):
+        return "–"
+    return f"{summary['pace'][head] * values['steps'] / summary['steps']:.1f}×"
+
+
+def _is_ensemble(values: Mapping[str, Any]) -> bool:
+    """Whether a single value stands for all seeds."""
+    return len(values["nll"]) < len(values["seeds"])
 
 
 def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL") -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hetxl.data.broken import BrokenLimit
-from hetxl.data.dataset import Split
+from hetxl.data.dataset import Fetched, Split
 from hetxl.functional import LabelLists
 from hetxl.training.average import MovingAverage
 from hetxl.training.checkpoint import Checkpoint, Checkpoints
@@ -112,8 +112,7 @@ class Trainer:
         config, progress = self.config, self.progress
         evaluate_every = config.evaluate_every or max(1, -(-self.steps // 10))
         checkpoint_every = config.checkpoint_every or evaluate_every
-        order = Order(len(self.split), derive(config.seed, 12))
-        feed = batches(self.split, order, self.parts, progress.step, self.steps, config.workers)
+        feed = self.feed()
         bar = self.narrator.bar(config.head.upper(), self.steps, progress.step)
         # The loss is summed where it is computed: reading it at every step would wait for the device.
         loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64)
@@ -121,7 +120,7 @@ class Trainer:
             self.model.train()
             while progress.step < self.steps and not progress.stopped:
                 begin, loss = time.perf_counter(), math.nan
-                loss_sum += self._step(progress.step, feed)
+                loss_sum += self.take_step(progress.step, feed)
                 progress.step += 1
                 progress.loss_count += 1
                 last = progress.step == self.steps
@@ -141,7 +140,12 @@ class Trainer:
                     self._save(best=improved)
         return progress
 
-    def _step(self, step: int, feed: Iterator[tuple[Any, Tensor | LabelLists]]) -> Tensor:
+    def feed(self) -> Iterator[tuple[Fetched, Tensor | LabelLists]]:
+        """The batches of the steps that are left, with their labels."""
+        order = Order(len(self.split), derive(self.config.seed, 12))
+        return batches(self.split, order, self.parts, self.progress.step, self.steps, self.config.workers)
+
+    def take_step(self, step: int, feed: Iterator[tuple[Fetched, Tensor | LabelLists]]) -> Tensor:
         """One step of the optimiser; gives this process's share of the mean loss."""
         config = self.config
         rate = learning_rate_at(step, self.steps, config)
