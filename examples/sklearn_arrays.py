@@ -1,6 +1,6 @@
 """A scikit-learn classifier for noisy labels: handwritten digits, three labels in ten of them wrong.
 
-It needs scikit-learn: pip install 'hetxl[sklearn]'.
+It needs scikit-learn: pip install scikit-learn.
 """
 
 import numpy as np

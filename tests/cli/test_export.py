@@ -61,4 +61,4 @@ def test_errors_are_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     result = call("export", run)
     assert result.exit_code == 2
-    assert "pip install 'hetxl[onnx]'" in result.stderr
+    assert "pip install onnx onnxruntime onnxscript" in result.stderr

@@ -226,7 +226,7 @@ def test_bad_options(options, message):
 
 def test_without_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImportError, match=r"pictures need Pillow: pip install 'hetxl\[data\]'"):
+    with pytest.raises(ImportError, match=r"pictures need Pillow: pip install pillow"):
         split_of("a")
 
 

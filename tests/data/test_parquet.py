@@ -121,5 +121,5 @@ def test_files_that_are_none(tmp_path):
 
 def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"needs pyarrow: pip install 'hetxl\[data\]'"):
+    with pytest.raises(ImportError, match=r"needs pyarrow: pip install pyarrow"):
         parquet_columns(tmp_path / "a.parquet")

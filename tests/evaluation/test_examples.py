@@ -154,9 +154,9 @@ def test_without_pillow_the_error_says_what_to_install(monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'hetxl\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install pillow"):
         thumbnail("picture.png")
-    with pytest.raises(ImportError, match=r"pictures of examples need Pillow: pip install 'hetxl\[data\]'"):
+    with pytest.raises(ImportError, match=r"pictures of examples need Pillow: pip install pillow"):
         embedded(np.zeros((2, 2), dtype=np.uint8))
 
 

@@ -340,6 +340,6 @@ def test_scikit_learn_is_loaded_only_here_and_named_where_it_is_missing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False"
-    assert "ImportError: hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install 'hetxl[sklearn]'" in (
+    assert "ImportError: hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install -U scikit-learn" in (
         done.stderr
     )

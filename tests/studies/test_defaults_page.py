@@ -1,15 +1,15 @@
 import copy
 import json
 
-from hetxl.studies.defaults_page import finished, order_told, page, plot
+from hetxl.studies.defaults_page import LONGER, finished, order_told, page, plot
 
 NLL = {"DET": [2.0, 2.1, 2.05], "HET": [1.9, 2.01, 1.94], "HET-H": [2.0, 2.09, 2.06], "HET-XL": [1.8, 1.9, 1.86]}
 
 
 def summary(**nll):
-    more = {"precision@1": [0.5] * 3, "calibration_error": [0.02] * 3, "brier": [0.6] * 3, "train_seconds": [1.0] * 3}
+    more = {"precision@1": [0.5] * 3, "calibration_error": [0.02] * 3, "brier": [0.6] * 3, "steps": 10}
     heads = {head: {"nll": values, "seeds": [0, 1, 2], **more} for head, values in {**NLL, **nll}.items()}
-    return copy.deepcopy({"setting": "words", "num_classes": 100, "heads": heads})
+    return copy.deepcopy({"setting": "words", "num_classes": 100, "seeds": [0, 1, 2], "heads": heads})
 
 
 def test_the_order_says_which_differences_count():
@@ -26,7 +26,19 @@ def test_the_page():
     del few["heads"]["HET"]
     assert "The paper's order" not in page([few])
     del few["heads"]["HET-XL"]
-    assert page([few]).startswith("## words")
+    assert "HET-XL against DET" not in page([few])
+    assert "30 % of the training labels" in text
+    assert "over 3 seeds" in text
+    assert "For as much time" not in text
+
+
+def test_the_page_has_the_heads_for_as_much_time():
+    one = summary()
+    one["heads"][LONGER] = one["heads"]["DET"] | {"nll": [1.5, 1.6, 1.55]}
+    text = page([one, summary()])
+    assert "## For as much time" in text
+    assert "| words | 100 | 1.550 ± 0.029 | 1.853 ± 0.029 | +0.303 ± 0.003 |" in text
+    assert "HET-XL against DET in 1 settings: NLL significantly better (p < 0.01) in 0, significantly worse" in text
 
 
 def test_settings_that_are_done(tmp_path):

@@ -41,5 +41,5 @@ def test_groups_of_differences(tmp_path):
 
 def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install 'hetxl\[plots\]'"):
+    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install matplotlib"):
         plot_groups([], tmp_path / "none.svg", "")

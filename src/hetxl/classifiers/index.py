@@ -70,7 +70,7 @@ def import_faiss() -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)  # its wrapper's own
             import faiss
     except ImportError:
-        raise ImportError("RetrievedClassifier needs faiss: pip install 'hetxl[retrieval]'") from None
+        raise ImportError("RetrievedClassifier needs faiss: pip install faiss-cpu") from None
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss
 

@@ -33,7 +33,7 @@ def export(
         written = export_run(run, to, out=out, method=method, num_samples=samples, top_k=top_k, seed=seed)
         typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
         if written.difference is None:
-            typer.echo("Not compared: pip install 'hetxl[onnx]' brings onnxruntime, which does it", err=True)
+            typer.echo("Not compared: pip install onnxruntime, which does it", err=True)
         else:
             how = f"within {written.difference:.0e} of" if written.difference else "the same, to the bit, as"
             typer.echo(f"Its probabilities are {how} predict's")

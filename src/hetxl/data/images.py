@@ -153,7 +153,7 @@ def require_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise ImportError("pictures need Pillow: pip install 'hetxl[data]'") from error
+        raise ImportError("pictures need Pillow: pip install pillow") from error
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[float, float, float, float]:

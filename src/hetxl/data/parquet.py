@@ -171,7 +171,7 @@ def _opened(path: Path) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError(f"{path} needs pyarrow: pip install 'hetxl[data]'") from error
+        raise ImportError(f"{path} needs pyarrow: pip install pyarrow") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     try:

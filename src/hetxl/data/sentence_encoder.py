@@ -151,7 +151,7 @@ def require_tokenizers() -> None:
     try:
         import tokenizers  # noqa: F401
     except ImportError as error:
-        raise ImportError("the sentence encoder needs tokenizers: pip install 'hetxl[hf]'") from error
+        raise ImportError("the sentence encoder needs tokenizers: pip install tokenizers") from error
 
 
 def _layer(name: str, pair: Callable[[str], tuple[Tensor, Tensor]]) -> _Layer:

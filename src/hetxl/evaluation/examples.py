@@ -15,7 +15,7 @@ from hetxl.functional._checks import integer_at_least
 THUMBNAIL = 96
 """Pixels of the longer side of a picture."""
 
-PILLOW = "pip install 'hetxl[data]'"
+PILLOW = "pip install pillow"
 
 
 def extreme_examples(

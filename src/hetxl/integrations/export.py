@@ -130,7 +130,9 @@ def to_onnx(
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
         except ImportError:
-            raise ImportError("an ONNX file needs onnx and onnxscript: pip install 'hetxl[onnx]'") from None
+            raise ImportError(
+                "an ONNX file needs onnx and onnxscript: pip install onnx onnxruntime onnxscript"
+            ) from None
     program = export_program(module, example)
     with _quiet():
         made: Any = torch.onnx.export(

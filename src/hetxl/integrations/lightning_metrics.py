@@ -24,7 +24,7 @@ def import_lightning() -> Any:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != name.partition(".")[0]:
                 raise
-    raise ImportError("hetxl.integrations.lightning needs lightning: pip install 'hetxl[lightning]'")
+    raise ImportError("hetxl.integrations.lightning needs lightning: pip install lightning")
 
 
 if TYPE_CHECKING:

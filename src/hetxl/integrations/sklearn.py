@@ -31,7 +31,7 @@ try:
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise ImportError(
-        "hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install 'hetxl[sklearn]'"
+        "hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install -U scikit-learn"
     ) from error
 
 EPOCHS = 50

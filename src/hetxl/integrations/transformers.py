@@ -3,7 +3,7 @@
     model = hetxl.convert(AutoModelForImageClassification.from_pretrained(...))
     Trainer(model, ...).train()
     model.save_pretrained("there")
-    model = hetxl.integrations.transformers.from_pretrained("there")
+    model = hetxl.integrations.transformers.from_pretrained("there")    # import hetxl.integrations.transformers
 
 A directory that was saved opens with transformers alone, too: as the deterministic model with the same weights.
 """
@@ -128,7 +128,7 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ImportError("models of transformers need it: pip install 'hetxl[hf]'") from None
+        raise ImportError("models of transformers need it: pip install transformers accelerate") from None
     config = kwargs.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
     if getattr(config, "hetxl", None) is None:
         raise ValueError(

@@ -35,7 +35,7 @@ class Backbone:
 
 def _resnet152(name: str) -> Backbone:
     """The paper's ResNet152x1, D = 2048."""
-    with importing("transformers", "hf", name), torch.device("meta"):
+    with importing("transformers", name), torch.device("meta"):
         from transformers import ResNetConfig, ResNetModel
 
         config = ResNetConfig(depths=[3, 8, 36, 3], hidden_sizes=[256, 512, 1024, 2048])
@@ -44,7 +44,7 @@ def _resnet152(name: str) -> Backbone:
 
 def _vit_l_32(name: str) -> Backbone:
     """The paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
-    with importing("transformers", "hf", name), torch.device("meta"):
+    with importing("transformers", name), torch.device("meta"):
         from transformers import ViTConfig, ViTModel
 
         config = ViTConfig(
@@ -80,7 +80,7 @@ def build_backbone(name: str) -> Backbone:
 
 
 def _timm(name: str, model: str) -> Backbone:
-    with importing("timm", "timm", name):
+    with importing("timm", name):
         import timm
 
         if not timm.is_model(model):
@@ -93,7 +93,7 @@ def _timm(name: str, model: str) -> Backbone:
 
 
 def _transformers(name: str, model: str) -> Backbone:
-    with importing("transformers", "hf", name):
+    with importing("transformers", name):
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -141,7 +141,7 @@ def _building(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def importing(library: str, extra: str, name: str) -> Iterator[None]:
+def importing(library: str, name: str) -> Iterator[None]:
     """Turns what a missing or broken library raises into an error that says what to do.
 
     A torchvision built for another torch raises a RuntimeError as it is imported; transformers, which imports its
@@ -151,7 +151,7 @@ def importing(library: str, extra: str, name: str) -> Iterator[None]:
         yield
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
-            raise ImportError(f"backbone {name!r} needs {library}: pip install 'hetxl[{extra}]'") from error
+            raise ImportError(f"backbone {name!r} needs {library}: pip install {library}") from error
         cause = _root(error)
         if "torchvision" in str(cause):
             raise ImportError(

@@ -19,6 +19,7 @@ from hetxl.evaluation.ensemble import Ensemble
 from hetxl.evaluation.evaluate import evaluate
 from hetxl.evaluation.metrics import summarise
 from hetxl.functional._checks import one_of
+from hetxl.studies.defaults_page import LONGER
 from hetxl.studies.pace import pace
 from hetxl.studies.runs import METRICS, by_label, results_in
 from hetxl.studies.settings import QUICK, SETTINGS, Setting
@@ -31,7 +32,6 @@ from hetxl.training.reading import reader
 from hetxl.training.run import load_run
 from hetxl.training.train import open_data, train
 
-LONGER = "DET, as much time as HET-XL"
 ENSEMBLE = "DET ensemble"
 LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values()), SCALED_XL)
 """In the order of the summary; the ensemble comes last."""

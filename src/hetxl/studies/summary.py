@@ -68,20 +68,20 @@ def _by_seed(summary: Summary, label: str) -> dict[int, dict[str, float]]:
     }
 
 
-def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
-    """A head against DET in every setting, in markdown."""
+def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL", baseline: str = BASELINE) -> str:
+    """A head against another in every setting, in markdown."""
     lines = [
-        f"| setting | K | DET's NLL | {head}'s NLL | difference | p | precision@1 | p | |",
+        f"| setting | K | {baseline.split(',')[0]}'s NLL | {head}'s NLL | difference | p | precision@1 | p | |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for summary in summaries:
-        verdict = judge(summary, head)
+        verdict = judge(summary, head, baseline)
         heads = summary["heads"]
         word = "better" if verdict.better else "worse" if verdict.worse else "tie"
         if verdict.less_precise:
             word += ", less precise"
         lines.append(
-            f"| {summary['setting']} | {summary['num_classes']:,} | {mean_text(heads[BASELINE]['nll'])} | "
+            f"| {summary['setting']} | {summary['num_classes']:,} | {mean_text(heads[baseline]['nll'])} | "
             f"{mean_text(heads[head]['nll'])} | {difference_text(verdict.nll, 3)} | {p_text(verdict.nll)} | "
             f"{difference_text(verdict.precision, 2, 100)} % | {p_text(verdict.precision)} | {word} |"
         )
@@ -130,14 +130,15 @@ def _is_ensemble(values: Mapping[str, Any]) -> bool:
     return len(values["nll"]) < len(values["seeds"])
 
 
-def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL") -> str:
+def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL", baseline: str = BASELINE) -> str:
     """One sentence on all settings."""
-    verdicts = [judge(summary, head) for summary in summaries]
+    verdicts = [judge(summary, head, baseline) for summary in summaries]
     better, worse = sum(one.better for one in verdicts), sum(one.worse for one in verdicts)
     imprecise = sum(one.less_precise for one in verdicts)
     return (
-        f"{head} against DET in {len(verdicts)} settings: NLL significantly better (p < {BETTER:g}) in {better}, "
-        f"significantly worse (p < {WORSE:g}) in {worse}; precision@1 significantly worse in {imprecise}."
+        f"{head} against {baseline.split(',')[0]} in {len(verdicts)} settings: NLL significantly better "
+        f"(p < {BETTER:g}) in {better}, significantly worse (p < {WORSE:g}) in {worse}; precision@1 significantly worse "
+        f"in {imprecise}."
     )
 
 

@@ -103,7 +103,7 @@ def _needs(kind: str, name: str, spec: InputSpec) -> None:
 
 
 def _timm(name: str, model: str, config: TrainConfig, spec: InputSpec) -> tuple[nn.Module, int]:
-    with importing("timm", "timm", name):
+    with importing("timm", name):
         import timm
 
         if not timm.is_model(model):
@@ -151,7 +151,7 @@ class _Pooled(nn.Module):
 
 
 def _transformers(name: str, model: str, config: TrainConfig, spec: InputSpec) -> tuple[nn.Module, int]:
-    with importing("transformers", "hf", name):
+    with importing("transformers", name):
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 

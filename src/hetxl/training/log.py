@@ -26,7 +26,7 @@ class Log:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise ImportError("--tensorboard needs tensorboard: pip install 'hetxl[tensorboard]'") from None
+                raise ImportError("--tensorboard needs tensorboard: pip install tensorboard") from None
             self._events = SummaryWriter(str(tensorboard), purge_step=after + 1)
 
     def write(self, kind: str, **values: Any) -> None:

@@ -169,7 +169,7 @@ class _ParquetWriter(_Writer):
             import pyarrow
             import pyarrow.parquet
         except ImportError:
-            raise ImportError("a .parquet file needs pyarrow: pip install 'hetxl[data]'") from None
+            raise ImportError("a .parquet file needs pyarrow: pip install pyarrow") from None
         self.arrow: Any = pyarrow
         kinds = {"row": pyarrow.int64(), "entropy": pyarrow.float64(), "from_noise": pyarrow.float64()}
         kinds["correlation"] = pyarrow.float64()

@@ -41,7 +41,7 @@ def require_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ImportError("--method bayes needs optuna: pip install 'hetxl[tune]'") from None
+        raise ImportError("--method bayes needs optuna: pip install optuna scipy") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
