@@ -129,7 +129,7 @@ def test_tau(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "# Choosing τ" in result.stdout
-    assert asked == [{"seeds": (4, 5), "out": tmp_path, "head": "det", "quick": True, "jobs": 1}]
+    assert asked == [{"seeds": (4, 5), "out": tmp_path, "head": "det", "quick": True, "longer": False, "jobs": 1}]
 
 
 @pytest.mark.parametrize(

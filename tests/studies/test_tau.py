@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -42,6 +43,24 @@ def test_the_whole_study(tiny, tmp_path):
     before = path.read_text()
     study(seeds=(3,), out=tmp_path / "out", quick=True, jobs=1, narrator=Narrator(quiet=True))
     assert path.read_text() == before
+
+
+@pytest.mark.slow
+def test_longer_trainings_are_a_setting_more(tiny, tmp_path, monkeypatch):
+    setting = dataclasses.replace(tau.QUICK["tiny one"], name="tiny one, longer", searches=False)
+    monkeypatch.setattr(tau, "SETTINGS", {})
+    monkeypatch.setattr(tau, "LONGER", setting)
+    options = {"seeds": (3,), "out": tmp_path / "out", "jobs": 1, "narrator": Narrator(quiet=True)}
+    [found] = json.loads(study(longer=True, **options).read_text())["settings"]
+    assert found["setting"] == "tiny one, longer"
+    assert set(found["methods"]) == {"Simple training", SLOW_LABEL, "Fitted afterwards", "τ = 1"}
+    assert (tmp_path / "out" / "tiny-one-longer").is_dir()
+
+
+def test_longer_trainings_have_no_quick_form(tiny, tmp_path):
+    with pytest.raises(ValueError, match="leave quick or longer out"):
+        study(longer=True, quick=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_seeds_must_differ(tiny, tmp_path):

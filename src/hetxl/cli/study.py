@@ -250,6 +250,9 @@ def tau(
     head: Annotated[str, typer.Option(help="Whose τ: det, het, het-h or het-xl.")] = "het-xl",
     seeds: Annotated[str, typer.Option(help="How many replications, or which seeds as in 3,4,5.")] = "3",
     quick: Annotated[bool, typer.Option(help="Small synthetic data and searches instead, in minutes.")] = False,
+    longer: Annotated[
+        bool, typer.Option(help="Also ways with one training, ten times as long: a quarter of an hour more.")
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(help="Trainings at a time [as many as there are cores and memory].", min=1, show_default=False),
@@ -264,7 +267,7 @@ def tau(
         from hetxl.studies.tau import study as run_study
 
         directory = out or Path("runs") / ("study-tau-quick" if quick else "study-tau")
-        summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, jobs=jobs)
+        summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, longer=longer, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
         _publish("tau", page, write, {"tau.svg": summary.with_name("tau.svg")})
         typer.echo(page)

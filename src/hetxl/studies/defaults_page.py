@@ -18,7 +18,8 @@ TOLD = (
     "In every setting DET's learning rate and weight decay are tuned on the validation split first; every head takes "
     "them over, and trains for as many steps with the same seeds. In the noisy settings {rate:.0%} of the training "
     "labels are flipped to a near class; validation and test labels are as they were. Means ± standard errors over "
-    "{seeds} seeds on the test split, paired t-tests. Time is that of a training over DET's, from steps that took turns.\n"
+    "{seeds} seeds on the test split, paired t-tests. Time is that of a training over DET's, from steps that took "
+    "turns.\n"
 )
 LONGER = "DET, as much time as HET-XL"
 DRAWN = ("HET-XL", "HET", "HET-H", LONGER)

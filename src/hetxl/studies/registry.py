@@ -64,7 +64,7 @@ ENTRIES: dict[str, Entry] = {
         _entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
         _entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 10, "few_shot"),
         _entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 4, "equal_params"),
-        _entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 5, 60),
+        _entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 1, 45),
         _entry("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25, "contrastive", pairs=True),
         _entry(
             "normalisation",

@@ -137,8 +137,8 @@ def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL", baseline:
     imprecise = sum(one.less_precise for one in verdicts)
     return (
         f"{head} against {baseline.split(',')[0]} in {len(verdicts)} settings: NLL significantly better "
-        f"(p < {BETTER:g}) in {better}, significantly worse (p < {WORSE:g}) in {worse}; precision@1 significantly worse "
-        f"in {imprecise}."
+        f"(p < {BETTER:g}) in {better}, significantly worse (p < {WORSE:g}) in {worse}; precision@1 significantly "
+        f"worse in {imprecise}."
     )
 
 

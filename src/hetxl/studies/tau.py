@@ -12,7 +12,7 @@ from typing import Any
 
 from hetxl.studies.plot import new_figure
 from hetxl.studies.tau_page import PICTURE, page, plot
-from hetxl.studies.tau_settings import QUICK, SETTINGS, Setting
+from hetxl.studies.tau_settings import LONGER, QUICK, SETTINGS, Setting
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
 from hetxl.training.progress import Narrator
@@ -57,6 +57,7 @@ def study(
     out: Path = Path("runs/study-tau"),
     head: str = "het-xl",
     quick: bool = False,
+    longer: bool = False,
     jobs: int | None = None,
     narrator: Narrator | None = None,
 ) -> Path:
@@ -67,6 +68,7 @@ def study(
         out: directory, one below it for each setting.
         head: whose τ it is.
         quick: the small settings of `QUICK`, a grid of three and a search of six.
+        longer: also the ways with one training in ten times the steps, on the first of the settings.
         jobs: trainings at a time; None for as many as there are cores and memory.
         narrator: tells how far it is.
 
@@ -78,7 +80,11 @@ def study(
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
     narrator, size = narrator or Narrator(), SMALL if quick else FULL
-    settings = QUICK if quick else SETTINGS
+    settings = dict(QUICK if quick else SETTINGS)
+    if longer and quick:
+        raise ValueError("longer is of the full form: leave quick or longer out")
+    if longer:
+        settings[LONGER.name] = LONGER
     # Before anything is trained: data that is not built says so.
     configs = {name: setting.config(out / "data", head=head) for name, setting in settings.items()}
     found = []
