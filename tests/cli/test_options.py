@@ -61,3 +61,21 @@ def test_epochs_replace_the_steps_of_a_preset():
     assert resolve((None, {"epochs": 2.0}), {"steps": 10}).steps is None
     with pytest.raises(ValueError, match="exclude each other"):
         resolve((None, {"epochs": 2.0, "steps": 3}))
+
+
+def test_epochs_of_a_file_replace_the_steps_of_a_preset(tmp_path):
+    file = tmp_path / "options.toml"
+    file.write_text("[training]\nepochs = 3\n")
+    config = resolve((file, {}), {"steps": 300}, data="pycode")
+    assert (config.steps, config.epochs) == (None, 3.0)
+    assert resolve((file, {"steps": 5}), {"steps": 300}, data="pycode").steps == 5
+    file.write_text("[training]\nepochs = 3\nsteps = 20\n")
+    assert resolve((file, {}), {"steps": 300}, data="pycode").steps == 20
+
+
+def test_a_file_must_not_have_what_the_command_chooses(tmp_path):
+    file = tmp_path / "options.toml"
+    file.write_text("[training]\nseed = 7\n")
+    with pytest.raises(ValueError, match=r"options\.toml: seed is chosen by --seeds"):
+        resolve((file, {}), instead={"head": "--heads", "seed": "--seeds"}, data="pycode")
+    assert resolve((file, {}), instead={"head": "--heads"}, data="pycode").seed == 7

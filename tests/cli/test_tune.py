@@ -37,6 +37,9 @@ def test_auto_says_what_it_takes_and_why(tmp_path):
         (["--method", "grid", "--grid", "1,-1"], "grid must hold"),
         (["--method", "train", "--folds", "2"], "folds = 2 is for grid and bayes"),
         (["--method", "grid", "--storage", "x"], "storage is for method = bayes"),
+        (["--method", "bayes", "--grid", "1,2"], "grid is for method = grid, found bayes"),
+        (["--method", "grid", "--trials", "3"], "trials is for method = bayes, found grid"),
+        (["--method", "posthoc", "--trainings", "3"], "--trainings is for --method auto"),
         (["--temperature", "2"], "No such option"),
     ],
 )
@@ -45,3 +48,11 @@ def test_mistakes_are_named_before_anything_is_trained(arguments, message, tmp_p
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "o").exists()
+
+
+def test_the_options_of_a_method_choose_it(tmp_path):
+    result = invoke(*SMALL, "--grid", "0.5", "--jobs", "1", "--head", "det", "--out", str(tmp_path / "o"))
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "o" / "tune.json").read_text())["method"] == "grid"
+    wrong = invoke(*SMALL, "--trials", "3", "--held-out", "0.5", "--out", str(tmp_path / "p"))
+    assert "held_out is for bilevel and gradient, found method = bayes" in wrong.stderr

@@ -7,6 +7,8 @@ import pytest
 
 from hetxl.studies.cache import DIVERGED, Cache, Training
 from hetxl.training.config import TrainConfig
+from hetxl.training.files import write_json
+from hetxl.training.run import start_run
 
 CONFIG = TrainConfig(data="synthetic:rows=100", head="het-xl", seed=3)
 
@@ -54,6 +56,17 @@ def test_results(tmp_path):
     assert cache.result(training) is None
     (place / "result.json").write_text('{"steps": 3}')
     assert cache.result(training) == {"steps": 3}
+
+
+def test_a_run_with_other_options_in_its_place_is_an_error(tmp_path):
+    """As when a default was another one then: the name has only what differs from the defaults."""
+    cache, training = Cache(tmp_path), Training(CONFIG)
+    start_run(CONFIG, cache.place(training))
+    (cache.place(training) / "result.json").write_text("{}")
+    assert cache.done(training)
+    write_json(cache.place(training) / "config.json", dataclasses.replace(CONFIG, train_samples=99).to_dict())
+    with pytest.raises(ValueError, match="train_samples 99 there"):
+        cache.done(training)
 
 
 def test_two_take_turns(tmp_path):

@@ -106,6 +106,22 @@ def test_what_does_not_fit_is_said(name, spec, message):
         build(name, spec)
 
 
+@pytest.mark.parametrize(
+    ("name", "spec", "options"),
+    [
+        ("none", FEATURES, {"width": 1024}),
+        ("none", FEATURES, {"dropout": 0.5}),
+        ("cnn", PICTURES, {"dropout": 0.5}),
+        ("mlp", FEATURES, {"embedding": 8}),
+        ("timm:resnet18", PICTURES, {"depth": 4}),
+    ],
+)
+def test_options_that_a_backbone_does_not_have_are_refused(name, spec, options):
+    (option,) = options
+    with pytest.raises(ValueError, match=f"{option} = .* is nothing that backbone '{name}' has.*leave it out"):
+        build(name, spec, **options)
+
+
 def test_no_published_weights():
     import timm
 

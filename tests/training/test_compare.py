@@ -9,6 +9,7 @@ from hetxl.training.config import TrainConfig
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
 from hetxl.training.run import load_run
+from support.training import small
 
 SMALL = TrainConfig(
     data="synthetic:rows=1200,classes=10,features=5",
@@ -79,3 +80,11 @@ def test_bad_requests(tmp_path):
         compare(SMALL, heads=("het-lx",))
     with pytest.raises(ValueError, match="seeds must be different"):
         compare(SMALL, seeds=(1, 1))
+
+
+def test_a_temperature_that_followed_the_validation_loss_can_be_fitted_too(tmp_path):
+    config = small(tmp_path / "out", temperature="learned", temperature_method="gradient", temperature_held_out=0.25)
+    directory = compare(config, heads=("det",), narrator=Narrator(quiet=True))
+    scaled = load_run(directory / "runs" / "det-scaled-seed0").run.config
+    assert (scaled.temperature_method, scaled.temperature_held_out) == ("train", 0.0)
+    assert float(scaled.temperature) > 0

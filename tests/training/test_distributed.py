@@ -85,3 +85,8 @@ def test_devices():
     assert find_device("auto").type in ("cpu", "cuda", "mps", "xpu")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda"):
         find_device("gpuu")
+    with pytest.raises(ValueError, match="device 'meta' computes nothing"):
+        find_device("meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"device 'cuda' is not there \(.*\); use cpu or auto"):
+            find_device("cuda")

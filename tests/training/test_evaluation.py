@@ -46,6 +46,11 @@ def test_other_data_of_the_same_classes(finished, tmp_path):
     assert found == evaluate_run(finished, device="cpu")
 
 
+def test_labels_without_data_are_refused(finished, tmp_path):
+    with pytest.raises(ValueError, match=r"labels is for other data.*give DATA"):
+        evaluate_run(finished, labels=str(tmp_path / "labels.npy"), device="cpu")
+
+
 def test_a_model_of_grey_pictures_takes_a_folder_of_them(tmp_path):
     generator = np.random.default_rng(0)
     for name in ("dark", "light"):

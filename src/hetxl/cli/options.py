@@ -59,12 +59,33 @@ Given = tuple[Path | None, dict[str, Any]]
 """The file of options, and the flags that were given."""
 
 
-def resolve(given: Given, defaults: Mapping[str, Any] | None = None, **positional: Any) -> TrainConfig:
-    """The configuration: defaults, then the file, then arguments and flags."""
+def resolve(
+    given: Given,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    instead: Mapping[str, str] | None = None,
+    **positional: Any,
+) -> TrainConfig:
+    """The configuration: defaults, then the file, then arguments and flags.
+
+    Args:
+        given: the file and the flags.
+        defaults: beneath both.
+        instead: options that the command sets by itself, and by which flag; a file must not have them.
+        positional: arguments, over the file.
+    """
     file, flags = given
     values = dict(defaults or {})
     if file is not None:
-        values |= read_toml(file)
+        written = read_toml(file)
+        for name, flag in (instead or {}).items():
+            if name in written:
+                raise ValueError(
+                    f"--config {file}: {name} is chosen by {flag} in this command; take it out of the file"
+                )
+        if "epochs" in written and "steps" not in written:
+            values.pop("steps", None)  # those of the defaults, which would go before it
+        values |= written
     values |= {name: value for name, value in positional.items() if value is not None}
     values |= flags
     if "steps" in flags and "epochs" in flags:

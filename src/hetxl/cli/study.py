@@ -138,12 +138,12 @@ for _entry in ENTRIES.values():
         study.command(_entry.name)(_command_of(_entry))
 
 
-def _publish(name: str, text: str, write: Path | None, pictures: Mapping[str, Path]) -> None:
-    """Put the page of a study with a command of its own where it was asked for."""
+def _publish(name: str, text: str, write: Path | None, pictures: Mapping[str, Path], options: str = "") -> None:
+    """Put the page of a study with a command of its own where it was asked for; `options` that its command had."""
     if write is not None:
         from hetxl.studies.page import publish_own
 
-        publish_own(ENTRIES[name], text, f"hetxl study {name}", write, pictures)
+        publish_own(ENTRIES[name], text, f"hetxl study {name}{options}", write, pictures)
 
 
 @study.command()
@@ -239,7 +239,7 @@ def levers(
 
         summary = run_study(data, levers=_names(levers, tuple(LEVERS)), seeds=seeds_from(seeds), out=out)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
-        _publish("levers", page, write, {"levers.png": summary.with_name("levers.png")})
+        _publish("levers", page, write, {"levers.png": summary.with_name("levers.png")}, f" {data} --seeds {seeds}")
         typer.echo(page)
         typer.echo(f"Picture: {summary.with_name('levers.png')}; the results themselves: {summary}")
 
@@ -269,7 +269,8 @@ def tau(
         directory = out or Path("runs") / ("study-tau-quick" if quick else "study-tau")
         summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, longer=longer, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
-        _publish("tau", page, write, {"tau.svg": summary.with_name("tau.svg")})
+        picture = {"tau.svg": summary.with_name("tau.svg")}
+        _publish("tau", page, write, picture, " --longer" if longer else "")
         typer.echo(page)
         typer.echo(f"Pictures: {summary.with_name('study.html')}; the results themselves: {summary}")
 

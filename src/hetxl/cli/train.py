@@ -14,6 +14,9 @@ DATA = (
     "or a manifest."
 )
 
+CHOSEN = {"head": "--heads", "label_smoothing": "--heads", "seed": "--seeds"}
+"""Options of a training that a comparison sets, and by which flag."""
+
 
 @config_flags(without=("data",))
 def train(
@@ -30,7 +33,7 @@ def train(
         typer.echo(f"hetxl report {run.path}   shows it; hetxl predict {run.path} INPUT --out FILE   uses it")
 
 
-@config_flags(without=("data", "head", "label_smoothing", "seed"))
+@config_flags(without=("data", *CHOSEN))
 def compare(
     data: Annotated[str | None, typer.Argument(help=f"{DATA} [pycode]", show_default=False)] = None,
     *,
@@ -51,7 +54,7 @@ def compare(
         from hetxl.training.compare import compare as run_comparison
 
         chosen = data if data is not None or given[0] is not None else "pycode"
-        config = resolve(given, preset_for(chosen), data=chosen)
+        config = resolve(given, preset_for(chosen), instead=CHOSEN, data=chosen)
         names = tuple(name.strip() for name in heads.split(",") if name.strip())
         directory = run_comparison(config, heads=names, seeds=seeds_from(seeds))
         runs = find_runs([directory])

@@ -9,22 +9,37 @@ from hetxl.cli.options import Given, config_flags, resolve
 from hetxl.cli.train import DATA
 from hetxl.training.presets import preset_for
 
+CHOSEN = {"temperature": "--method", "temperature_method": "--method", "temperature_held_out": "--held-out"}
+"""Options of a training that the search sets, and by which flag."""
 
-@config_flags(without=("data", "temperature", "temperature_method", "temperature_held_out"))
+
+@config_flags(without=("data", *CHOSEN))
 def tune(
     data: Annotated[str | None, typer.Argument(help=f"{DATA} [pycode]", show_default=False)] = None,
     *,
     method: Annotated[
         str,
-        typer.Option(help="grid, bayes, bilevel, gradient, train, posthoc, fixed; auto: by the data and --trainings."),
+        typer.Option(
+            help="grid, bayes, bilevel, gradient, train, posthoc, fixed; auto: that of other options, or by the data "
+            "and --trainings."
+        ),
     ] = "auto",
-    trainings: Annotated[int, typer.Option(help="auto: how many trainings there is time for.", min=1)] = 1,
+    trainings: Annotated[
+        int | None, typer.Option(help="auto: how many trainings there is time for [1].", min=1, show_default=False)
+    ] = None,
     grid: Annotated[
         str | None, typer.Option(help="grid: values of τ, with commas between [the paper's 8].", show_default=False)
     ] = None,
-    trials: Annotated[int, typer.Option(help="bayes: trainings in all, over all machines.", min=1)] = 30,
-    parallel: Annotated[int, typer.Option(help="bayes: trainings of a step.", min=1)] = 5,
-    search_sampler: Annotated[str, typer.Option(help="bayes: gp, tpe; auto: gp where scipy is.")] = "auto",
+    trials: Annotated[
+        int | None,
+        typer.Option(help="bayes: trainings in all, over all machines [30].", min=1, show_default=False),
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="bayes: trainings of a step [5].", min=1, show_default=False)
+    ] = None,
+    search_sampler: Annotated[
+        str | None, typer.Option(help="bayes: gp, tpe; auto: gp where scipy is [auto].", show_default=False)
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(help="bayes: a journal file or any storage of optuna [OUT/study.journal].", show_default=False),
@@ -46,24 +61,31 @@ def tune(
     """
     with one_line_errors():
         from hetxl.training.progress import Narrator
-        from hetxl.tuning.methods import GRID, Search
+        from hetxl.tuning.methods import Search
         from hetxl.tuning.tune import recommended
         from hetxl.tuning.tune import tune as run_search
 
         chosen = data if data is not None or given[0] is not None else "pycode"
-        config = resolve(given, preset_for(chosen), data=chosen)
-        way = recommended(config, trainings, Narrator()) if method == "auto" else method
+        config = resolve(given, preset_for(chosen), instead=CHOSEN, data=chosen)
+        of_bayes = {"trials": trials, "parallel": parallel, "sampler": search_sampler, "storage": storage}
+        of_methods = {name: value for name, value in of_bayes.items() if value is not None}
+        if method != "auto" and trainings is not None:
+            raise ValueError(f"--trainings is for --method auto, found --method {method}")
+        if method == "auto" and grid is not None:
+            method = "grid"
+        elif method == "auto" and of_methods:
+            method = "bayes"
+        elif method == "auto":
+            method = recommended(config, trainings or 1, Narrator())
+        if grid is not None:
+            of_methods["grid"] = _numbers(grid)
         search = Search(
-            method=way,
-            grid=GRID if grid is None else _numbers(grid),
-            trials=trials,
-            parallel=parallel,
-            sampler=search_sampler,
-            storage=storage,
+            method=method,
             folds=folds,
             retrain=retrain,
             held_out=held_out,
             jobs=jobs,
+            **of_methods,  # pyright: ignore[reportArgumentType]
         )
         path = run_search(config, search)
         typer.echo(f"{path}   has the numbers, {path.with_name('tune.html')} the picture")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hetxl.contrastive.once import first_order
 from hetxl.functional.noise import residual_scale
 
 BLOCK = 256
@@ -141,7 +141,7 @@ class _AddNoise(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, lengths, kept, weight, residual_weight, residual_bias, z = ctx.saved_tensors
         form: _Form = ctx.form

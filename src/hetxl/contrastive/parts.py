@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hetxl.contrastive.gather import Share
+from hetxl.contrastive.once import first_order
 from hetxl.contrastive.queries import Queries, summed_loss
 from hetxl.contrastive.sigmoid import sigmoid_loss
 from hetxl.functional import Link
@@ -63,7 +63,7 @@ class _AtOnce(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         found: _Operands | None = ctx.gradients
         if found is None:

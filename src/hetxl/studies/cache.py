@@ -16,7 +16,7 @@ from hetxl.studies.views import apply_view, check_view
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
 from hetxl.training.results import LABELS
-from hetxl.training.run import NOT_PART_OF_THE_RUN
+from hetxl.training.run import NOT_PART_OF_THE_RUN, check_same
 from hetxl.training.train import open_data
 
 CACHE = Path("runs") / "studies" / "cache"
@@ -69,7 +69,10 @@ class Training:
         return apply_view(open_data(self.config), self.view)
 
     def check(self, place: Path) -> None:
-        """Nothing to do: the name of its directory is made of all its options."""
+        """Raise if the run in a directory has other options: its name is made of those that differ from their
+        defaults, which may have been others then."""
+        if (place / "config.json").exists():
+            check_same(self.config, place)
 
 
 AnyTraining = Training | PairTraining

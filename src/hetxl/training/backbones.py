@@ -1,5 +1,6 @@
 """From the name of a backbone to a module that gives features [B, D]."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,8 @@ from hetxl.training.networks import Cnn, Mlp, TokenWindow
 
 DEFAULTS = {"features": "none", "tokens": "mlp", "image": "cnn"}
 """What `--backbone auto` stands for, by the kind of input."""
+SIZES = ("features", "width", "depth", "embedding", "dropout")
+"""Options of the networks that are built here; others are as their libraries have them."""
 
 SIGNS: dict[str, Any] = {"places": 4, "stages": 3, "centred": True}
 """How `cnn` reads grey pictures. Places a side: on 300 characters of glyphs, 300 steps, 78 % of the test pictures were
@@ -70,13 +73,16 @@ def _body(config: TrainConfig, spec: InputSpec) -> tuple[nn.Module, int]:
     library, _, model = name.partition(":")
     if library in ("timm", "hf") and model:
         _needs("image", name, spec)
+        _refuse(config, name, *SIZES)
         return _timm(name, model, config, spec) if library == "timm" else _transformers(name, model, config, spec)
     one_of("backbone", name, BACKBONES)
     if name == "none":
         _needs("features", name, spec)
+        _refuse(config, name, *SIZES)
         return nn.Identity(), spec.shape[0]
     if name == "cnn":
         _needs("image", name, spec)
+        _refuse(config, name, "dropout", "embedding")
         features = config.features or 256
         channels, size = spec.shape[:2]
         signs = SIGNS if channels == 1 else {}
@@ -86,11 +92,22 @@ def _body(config: TrainConfig, spec: InputSpec) -> tuple[nn.Module, int]:
         raise ValueError("backbone 'mlp' is for features and tokens; for pictures use 'cnn', 'timm:NAME' or 'hf:NAME'")
     features, width = config.features or 128, config.width or 512
     if spec.kind == "features":
+        _refuse(config, name, "embedding")
         body = Mlp(spec.shape[0], width, config.depth, features, config.dropout)
     else:
         window = TokenWindow(spec.vocabulary, spec.shape[0], config.embedding)
         body = nn.Sequential(window, Mlp(window.out_features, width, config.depth, features, config.dropout))
     return body, features
+
+
+def _refuse(config: TrainConfig, name: str, *options: str) -> None:
+    """Raise for an option that was given and that a backbone does not have."""
+    for field in dataclasses.fields(config):
+        if field.name in options and getattr(config, field.name) != field.default:
+            raise ValueError(
+                f"{field.name} = {getattr(config, field.name)} is nothing that backbone {name!r} has "
+                f"({field.metadata['help'].rstrip('.')}); leave it out, or choose another --backbone"
+            )
 
 
 def _needs(kind: str, name: str, spec: InputSpec) -> None:

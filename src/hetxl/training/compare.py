@@ -4,6 +4,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +144,13 @@ def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Nar
     seed = derive(run.config.seed, 15)
     temperature = fit_temperature(model.head, features, split.labels.take(np.concatenate(read)), seed=seed)
     model.head.temperature = FixedTemperature(temperature)
-    config = dataclasses.replace(run.config, out=str(directory), temperature=str(temperature))
+    # Whatever a τ that learns was told is past.
+    fitted: dict[str, Any] = {
+        "temperature": str(temperature),
+        "temperature_method": "train",
+        "temperature_held_out": 0.0,
+    }
+    config = dataclasses.replace(run.config, out=str(directory), **fitted)
     scaled = start_run(config, directory)
     save_model(scaled, model)
     write_json(directory / "model.json", read_json(run.path / "model.json"))

@@ -46,9 +46,17 @@ def find_device(name: str) -> torch.device:
     """The device of a name; "auto" takes an accelerator if there is one."""
     if name != "auto":
         try:
-            return torch.device(name)
+            device = torch.device(name)
         except RuntimeError:
             raise ValueError(f"device must be auto, cpu, cuda, mps or another of torch's, found {name!r}") from None
+        if device.type == "meta":
+            raise ValueError("device 'meta' computes nothing; use auto, cpu, cuda or mps")
+        try:
+            torch.empty(0, device=device)
+        except (AssertionError, RuntimeError, NotImplementedError) as error:  # torch has no error of its own for it
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"device {name!r} is not there ({reason}); use cpu or auto") from None
+        return device
     if torch.accelerator.is_available():
         return torch.accelerator.current_accelerator() or torch.device("cpu")
     return torch.device("cpu")

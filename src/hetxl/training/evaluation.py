@@ -43,6 +43,10 @@ def evaluate_run(
         device: where to compute.
     """
     one_of("split", split, SPLITS)
+    if labels is not None and data is None:
+        raise ValueError(
+            f"labels is for other data than the run's own, found {labels!r} and no data; give DATA as well"
+        )
     trained = load_run(run, find_device(device))
     config = trained.run.config
     if data is None:

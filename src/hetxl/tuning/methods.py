@@ -18,6 +18,8 @@ SEARCHES = ("grid", "bayes")
 FOLLOWING = ("bilevel", "gradient")
 METHODS = (*SEARCHES, *FOLLOWING, "train", "posthoc", "fixed")
 """`fixed` is τ = 1: what all others are to be measured against."""
+OF_METHOD = {"grid": "grid", "trials": "bayes", "parallel": "bayes", "sampler": "bayes", "storage": "bayes"}
+"""Options that only one of them reads."""
 NAMES = {
     "grid": "Grid search",
     "bayes": "Bayesian optimization",
@@ -77,8 +79,10 @@ class Search:
                 raise ValueError(f"{name} is for {' and '.join(SEARCHES)}, found method = {self.method}")
         if self.folds == 2 and self.retrain:
             raise ValueError("folds = 2 and retrain exclude each other: the validation split was not chosen on")
-        if self.storage is not None and self.method != "bayes":
-            raise ValueError(f"storage is for method = bayes, found {self.method}")
+        for name, method in OF_METHOD.items():
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default and self.method != method:
+                raise ValueError(f"{name} is for method = {method}, found {self.method}")
 
     @property
     def single_training(self) -> bool:
