@@ -5,8 +5,11 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import hetxl
 from hetxl.integrations.convert import features_of, head_of, mean_logits
@@ -150,19 +153,20 @@ def test_segmentation_by_a_convolution():
         hetxl.fused_loss(model, (pictures, 2), torch.zeros(2, 8, 12, dtype=torch.long))
 
 
+class Changed(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.head, self.change = nn.Linear(8, 5), change
+
+    def forward(self, inputs):
+        return self.change(self.head(inputs))
+
+
 def test_other_outputs_are_refused():
-    class Odd(nn.Module):
-        def __init__(self, change):
-            super().__init__()
-            self.head, self.change = nn.Linear(8, 5), change
-
-        def forward(self, inputs):
-            return self.change(self.head(inputs))
-
     with pytest.raises(TypeError, match=r"must be a tensor or have \.logits, found list"):
-        hetxl.predict(hetxl.convert(Odd(lambda logits: [logits])), INPUTS)
+        hetxl.predict(hetxl.convert(Changed(lambda logits: [logits])), INPUTS)
     with pytest.raises(ValueError, match="must have 5 classes last"):
-        hetxl.predict(hetxl.convert(Odd(lambda logits: logits[:, :3])), INPUTS)
+        hetxl.predict(hetxl.convert(Changed(lambda logits: logits[:, :3])), INPUTS)
 
 
 def test_copies_and_pickles():
@@ -196,3 +200,68 @@ def test_importing_hetxl_imports_no_other_library():
     )
     code = f"import sys, hetxl; print([name for name in {names!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("size", [(8, 8), (12, 8), (8, 12)])
+def test_pictures_as_wide_as_there_are_classes(size):
+    torch.manual_seed(0)
+    model = hetxl.convert(nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 1)), "det")
+    pictures, labels = torch.randn(2, 3, *size), torch.randint(8, (2, *size))
+    outputs = model(pictures)
+    torch.testing.assert_close(hetxl.fused_loss(model, pictures, labels), F.cross_entropy(outputs, labels))
+    torch.testing.assert_close(mean_logits(model, pictures), outputs.movedim(1, -1))
+    torch.testing.assert_close(hetxl.predict(model, pictures).probs, outputs.softmax(1).movedim(1, -1))
+    torch.testing.assert_close(mean_logits(model, pictures[0]), outputs[0].movedim(0, -1))
+
+
+def test_sequences_as_long_as_there_are_classes():
+    model, inputs = hetxl.convert(Changed(lambda logits: logits.mT), "det"), torch.randn(2, 5, 8)
+    torch.testing.assert_close(mean_logits(model, inputs).mT, model(inputs))
+
+
+def test_outputs_that_differ_between_classes_are_refused():
+    with pytest.raises(ValueError, match="changes the values"):
+        features_of(hetxl.convert(Changed(lambda logits: logits + torch.eye(5)[4])), INPUTS)
+
+
+def test_outputs_in_half_precision():
+    torch.manual_seed(0)
+    model, inputs = hetxl.convert(Changed(lambda logits: logits.bfloat16()), "det"), torch.randn(301, 8)
+    assert torch.equal(features_of(model, inputs[:128]), inputs[:128])
+    with pytest.raises(
+        ValueError, match=r"torch\.bfloat16, which tells only 128 rows apart, and there are 301.*float32"
+    ):
+        hetxl.fused_loss(model, inputs, torch.zeros(301, dtype=torch.long))
+    model.change = lambda logits: logits.bfloat16().float()
+    with pytest.raises(ValueError, match="rounding"):
+        hetxl.fused_loss(model, inputs, torch.zeros(301, dtype=torch.long))
+
+
+@pytest.fixture
+def _one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
+@pytest.mark.usefixtures("_one_process")
+def test_wrapped_models_are_refused():
+    with pytest.raises(ValueError, match=r"before it is wrapped, as in DistributedDataParallel\(hetxl\.convert"):
+        hetxl.convert(nn.Sequential(DistributedDataParallel(network()), nn.Linear(5, 5)))
+    with pytest.raises(ValueError, match=r"before it is wrapped, as in fully_shard\(hetxl\.convert"):
+        hetxl.convert(fully_shard(network()))
+    with pytest.raises(ValueError, match=r"before it is wrapped, as in FullyShardedDataParallel\(hetxl\.convert"):
+        hetxl.convert(FullyShardedDataParallel(network(), device_id=torch.device("cpu")))
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_the_fused_loss_of_a_replicated_model():
+    model = hetxl.convert(network())
+    hetxl.fused_loss(DistributedDataParallel(model), INPUTS, LABELS).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    with pytest.raises(ValueError, match="wrap the model with find_unused_parameters=False"):
+        hetxl.fused_loss(wrapped, INPUTS, LABELS)
+    with torch.no_grad():
+        assert hetxl.fused_loss(wrapped, INPUTS, LABELS).isfinite()

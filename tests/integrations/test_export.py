@@ -207,6 +207,15 @@ def test_differences_that_are_found():
         difference(head, lambda outputs: [outputs[0].expand(3, 7)])
 
 
+@pytest.mark.parametrize("width", [5, 7])
+def test_top_classes_of_pictures_are_compared(width):
+    model = hetxl.convert(nn.Sequential(nn.Conv2d(3, 7, 1)), rank=2, eval_samples=6)
+    module = exportable(model, top_k=2)
+    pictures = torch.randn(2, 3, 4, width)
+    assert export._difference(module, lambda inputs: list(module(*inputs)), [pictures], "it") == 0
+    assert module(pictures)[1].shape == (2, 2, 4, width)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -198,6 +198,29 @@ def test_converted_convolutions():
     torch.testing.assert_close(found.movedim(1, -1), hetxl.predict(model, pictures, noise=module.noise).probs)
 
 
+class Rows(nn.Module):
+    """A linear layer over the channels of pictures, classes second."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(3, 7)
+
+    def forward(self, pictures):
+        return self.last(pictures.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize(("model", "width"), [(nn.Conv2d(3, 7, 1), 5), (nn.Conv2d(3, 7, 1), 7), (Rows(), 5)])
+def test_top_classes_of_every_place(model, width):
+    model = hetxl.convert(nn.Sequential(model), rank=2, eval_samples=6)
+    pictures = torch.randn(2, 3, 4, width)
+    module = exportable(model, top_k=3)
+    probs, classes = module(pictures)
+    wanted = module.probabilities(pictures).topk(3, 1)
+    assert probs.shape == (2, 3, 4, width)
+    assert torch.equal(probs, wanted.values)
+    assert torch.equal(classes, wanted.indices)
+
+
 def test_converted_models_of_transformers():
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=16, patch_size=8

@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from hetxl import DetHead
 from hetxl.integrations.find import find_head, find_layer, is_convertible, names_of, replace
@@ -79,6 +80,7 @@ def test_a_layer_by_name_or_itself():
         (nn.Conv2d(3, 4, 3), "only an nn.Linear"),
         (nn.Conv2d(4, 4, 1, groups=2), "only an nn.Linear"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "weight norm, a parametrisation"),
+        (prune.l1_unstructured(nn.Linear(3, 2), "bias", 0.5), "its bias is computed .*pruning"),
         (nn.LazyLinear(3), "call the model once"),
     ],
 )
@@ -146,3 +148,26 @@ def test_find_head():
         find_head(heads, "third")
     with pytest.raises(ValueError, match="Linear has none"):
         find_head(nn.Linear(2, 2))
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.attention = nn.MultiheadAttention(4, 2)
+
+
+def test_attention_is_no_classifier():
+    model = Attending()
+    assert find_layer(model) is model.head
+    with pytest.raises(ValueError, match=r"no linear layer.*'attention\.out_proj' is one, but nn\.MultiheadAttention"):
+        find_layer(Branches(attention=model.attention))
+    for layer in ("attention.out_proj", model.attention.out_proj):
+        with pytest.raises(ValueError, match="uses its weight without calling it"):
+            find_layer(model, layer)
+
+
+def test_hooks_are_no_reason():
+    layer = nn.Linear(4, 3)
+    layer.register_forward_hook(lambda module, inputs, output: None)
+    assert find_layer(nn.Sequential(layer)) is layer

@@ -145,3 +145,54 @@ def test_captured_rows_need_one_call():
             layer(FEATURES)
     with layer.capture() as captured, pytest.raises(ValueError, match="did not call"):
         captured.rows(torch.zeros(3))
+    with pytest.raises(ValueError, match="did not call"):
+        captured.rows_of(torch.randn(3, 5), 5)
+
+
+def test_rounded_row_numbers_are_refused():
+    layer = HetXLLayer(nn.Linear(8, 5))
+    features = torch.randn(1025, 8)
+    with layer.capture() as captured:
+        numbers = layer(features)[:, 0]
+    with pytest.raises(ValueError, match=r"torch\.float16, which tells only 1024 rows apart, and there are 1025"):
+        captured.rows(numbers.half())
+    for row in (300, 1024):  # even one row that rounding puts in another's place
+        with pytest.raises(ValueError, match="changes the values"):
+            captured.rows(numbers[[row]].bfloat16().float())
+    assert torch.equal(captured.rows(numbers[-2:].double()), features[-2:])
+
+
+def test_changed_values_are_refused_for_one_row_too():
+    layer = HetXLLayer(nn.Linear(8, 5))
+    with layer.capture() as captured:
+        numbers = layer(FEATURES[:1])[:, 0]
+    for changed in (2 * numbers, numbers.tanh()):
+        with pytest.raises(ValueError, match="changes the values"):
+            captured.rows(changed)
+
+
+def test_a_layer_with_other_classes_is_taken_over():
+    layer, larger = HetXLLayer(nn.Linear(8, 5)), nn.Linear(8, 7, bias=False)
+    noise = layer.covariance
+    layer.take(larger)
+    assert layer.weight is larger.weight
+    assert layer.bias is None
+    assert layer.covariance is noise
+    assert layer(FEATURES).shape == (3, 7)
+    assert layer.takes_any_classes
+    assert LAYERS["det"](nn.Linear(8, 5)).takes_any_classes
+    assert not HetXLLayer(nn.Linear(8, 5), noise_features=3).takes_any_classes
+    assert not any(LAYERS[name](nn.Linear(8, 5)).takes_any_classes for name in ("het", "het-h"))
+
+
+def test_where_the_classes_are_is_read_from_the_numbers():
+    layer = HetXLLayer(nn.Linear(8, 5))
+    features = torch.randn(5, 4, 5, 8)
+    with layer.capture() as captured:
+        numbers = layer(features)
+    for dim in range(4):
+        assert torch.equal(captured.rows_of(numbers.movedim(-1, dim), 5), features)
+    with pytest.raises(ValueError, match=r"5 classes last.*found shape \[\]"):
+        captured.rows_of(torch.tensor(1.0), 5)
+    with pytest.raises(ValueError, match="changes the values"):
+        captured.rows_of(numbers + torch.arange(5), 5)

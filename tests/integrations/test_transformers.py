@@ -168,6 +168,45 @@ def test_tied_embeddings_stay_tied_through_files(tmp_path):
     torch.testing.assert_close(plain.eval()(**inputs).logits, mean_logits(other.eval(), inputs))
 
 
+@pytest.mark.parametrize("size", [VOCABULARY + 8, VOCABULARY - 8])
+@pytest.mark.parametrize(
+    ("name", "tied"), [("GPT2LMHeadModel", True), ("LlamaForCausalLM", False), ("BertForMaskedLM", True)]
+)
+def test_resized_tokens(name, tied, size, tmp_path):
+    model = hetxl.convert(make(name), rank=2, eval_samples=8)
+    head, noise, kept, calls = head_of(model), head_of(model).covariance.factor, min(VOCABULARY, size), []
+    head.register_forward_hook(lambda *call: calls.append(call))
+    tokens, labels = torch.tensor([[3, 5, 7]]), torch.tensor([[5, size - 1, -100]])
+    before = mean_logits(model, tokens)
+    model.resize_token_embeddings(size)
+    assert head_of(model) is head
+    assert head.covariance.factor is noise
+    assert head.num_classes == size
+    assert (head.weight is model.get_input_embeddings().weight) == tied
+    after = mean_logits(model, tokens)
+    assert after.shape == (1, 3, size)
+    torch.testing.assert_close(after[..., :kept], before[..., :kept])
+    assert len(calls) == 2
+    assert model.train()(tokens, labels=labels).loss.isfinite()
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(mean_logits(from_pretrained(tmp_path).eval(), tokens), mean_logits(model.eval(), tokens))
+
+
+def test_resized_tokens_beside_a_head():
+    model = hetxl.convert(make("BertForSequenceClassification"), "het", rank=2)
+    inputs, _ = inputs_for("BertForSequenceClassification")
+    before = mean_logits(model, inputs)
+    model.resize_token_embeddings(VOCABULARY + 8)
+    torch.testing.assert_close(mean_logits(model, inputs), before)
+
+
+def test_noise_that_was_made_for_the_tokens():
+    model = hetxl.convert(make("GPT2LMHeadModel"), "het", rank=2)
+    with pytest.raises(ValueError, match=r"HetLayer was made for 40 tokens; resize before hetxl\.convert\(model\)"):
+        model.resize_token_embeddings(VOCABULARY + 8)
+    assert head_of(model).weight is model.get_input_embeddings().weight
+
+
 def test_options_are_remembered(tmp_path):
     temperature = hetxl.LearnedTemperature(init=1.5)
     model = hetxl.convert(make("BertForSequenceClassification"), "het-h", buckets=6, temperature=temperature, rank=2)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hetxl.functional._checks import one_of
 from hetxl.functional.targets import TargetsLike
@@ -13,6 +14,13 @@ from hetxl.integrations.install import install
 from hetxl.integrations.layer import Captured, HeadLayer
 from hetxl.integrations.timm import TimmAdapter
 from hetxl.nn import HEADS, Prediction
+
+WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+}
+"""Classes of torch that synchronise the parameters which a model had when it was wrapped, and what makes them."""
 
 
 def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | None = None, **options: Any) -> Any:
@@ -42,6 +50,7 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
     one_of("head", head, HEADS)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, found {type(model).__name__}")
+    _check_unwrapped(model)
     if any(isinstance(module, HeadLayer) for module in model.modules()):
         names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
         raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
@@ -101,6 +110,13 @@ def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: A
         targets: as for `hetxl.HetXLHead`.
         **options: of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
     """
+    if torch.is_grad_enabled() and any(
+        isinstance(module, DistributedDataParallel) and module.find_unused_parameters for module in model.modules()
+    ):
+        raise ValueError(
+            "fused_loss uses the head's parameters after the model's own pass, so DistributedDataParallel("
+            "find_unused_parameters=True) takes them for unused; wrap the model with find_unused_parameters=False"
+        )
     features = features_of(model, inputs)
     return head_of(model)(features, targets, rows=True, **options)
 
@@ -145,14 +161,18 @@ def _rows(captured: Captured, output: Any, head: HeadLayer) -> Tensor:
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model's output must be a tensor or have .logits, found {type(output).__name__}")
-    if logits.shape[-1] == head.num_classes:
-        return captured.rows(logits[..., 0])
-    if logits.dim() == 4 and logits.shape[1] == head.num_classes:
-        return captured.rows(logits[:, 0])
-    raise ValueError(
-        f"the model's output must have {head.num_classes} classes last, as its converted layer, "
-        f"found shape {list(logits.shape)}"
-    )
+    return captured.rows_of(logits, head.num_classes)
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Raise for a model that was wrapped: the parameters of a head would differ between processes."""
+    for kind in (base for module in model.modules() for base in type(module).__mro__):
+        if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+            wrapper = WRAPPERS[kind.__name__]
+            raise ValueError(
+                f"model is under {wrapper}, which would not synchronise the parameters that a head adds; "
+                f"convert the model before it is wrapped, as in {wrapper}(hetxl.convert(model))"
+            )
 
 
 def _adapter_of(model: nn.Module) -> type[Adapted] | None:

@@ -184,7 +184,8 @@ def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], exam
             pairs = [(found[0], probs)]
         else:
             # Classes of equal probability may change places: what counts is the probability of those that were found.
-            pairs = [(found[0], probs.topk(module.top_k).values), (found[0], probs.gather(-1, found[1]))]
+            dim = module.class_dim(probs)
+            pairs = [(found[0], probs.topk(module.top_k, dim).values), (found[0], probs.gather(dim, found[1]))]
         for got, wanted in pairs:
             if got.shape != wanted.shape:
                 raise ValueError(

@@ -155,12 +155,21 @@ class Exportable(nn.Module):
         return found if isinstance(found, Tensor) else found.logits
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Probabilities [B, K]; with top_k [B, k], most probable first, and their class ids [B, k] int64."""
+        """Probabilities [B, K]; with top_k [B, k], most probable first, and their class ids [B, k] int64.
+
+        Of a model that ends in a 1 × 1 convolution: [B, K, H, W], or [B, k, H, W].
+        """
         probs = self.probabilities(*inputs)
         if self.top_k is None:
             return probs
-        values, classes = probs.topk(self.top_k)
+        values, classes = probs.topk(self.top_k, self.class_dim(probs))
         return values, classes
+
+    def class_dim(self, probs: Tensor) -> int:
+        """Which dimension of `probabilities` has the classes: the last one, or the second as of convolutions."""
+        head = self.fixed.head
+        places = (1, -1) if isinstance(head, HeadLayer) and head.convolution else (-1, 1)
+        return next((place for place in places if probs.shape[place] == head.num_classes), -1)
 
 
 def exportable(

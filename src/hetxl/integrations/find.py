@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
 from hetxl.nn import Head
-from hetxl.nn.classifier import is_plain_linear
 
 SHOWN = 8
 """How many layers a message lists."""
@@ -23,16 +23,22 @@ def is_convertible(module: object) -> TypeGuard[nn.Linear | nn.Conv2d]:
         )
     else:
         # timm has a linear layer of its own, the same but for casts under torch.jit.
-        plain = is_plain_linear(module) or type(module).__module__ == "timm.layers.linear"
+        plain = isinstance(module, nn.Linear) and (
+            type(module).forward is nn.Linear.forward or type(module).__module__ == "timm.layers.linear"
+        )
     return plain and isinstance(module, nn.Module) and why_not(module) is None
 
 
 def why_not(layer: nn.Module) -> str | None:
     """Why a linear layer cannot be taken over; None if it can."""
-    if layer._parameters.get("weight") is None:
-        return (
-            "its weight is computed from other parameters (weight norm, a parametrisation or an adapter); remove those"
-        )
+    for name in ("weight", "bias"):
+        if name not in layer._parameters:
+            return (
+                f"its {name} is computed from other parameters (weight norm, a parametrisation, pruning or an "
+                "adapter); remove those"
+            )
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return "nn.MultiheadAttention uses its weight without calling it"
     if isinstance(layer.weight, UninitializedParameter):
         return "it has no weight yet; call the model once before"
     if hasattr(layer, "_hf_hook"):

@@ -171,7 +171,7 @@ def _sizes_in(head: Head) -> _Sizes:
     if head.covariance.residual_kind != "rank1":
         raise ValueError(f'head must have residual="rank1", as the layer has, found {head.covariance.residual_kind!r}')
     if not is_plain_linear(head.classifier):
-        raise TypeError(f"head must have a linear classifier, found {type(head.classifier).__name__}")
+        raise TypeError(f"head must have a linear classifier without hooks, found {type(head.classifier).__name__}")
     if isinstance(head, HetXLHead) and head.noise_features != head.in_features:
         raise ValueError(
             f"head must have noise on its {head.in_features} features, found noise_features={head.noise_features}"

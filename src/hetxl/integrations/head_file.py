@@ -109,8 +109,8 @@ def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, A
     if not is_plain_linear(head.classifier):
         found = getattr(head.classifier, "__name__", type(head.classifier).__name__)
         raise TypeError(
-            f"classifier is {found}, code that a file cannot hold; save a head with an nn.Linear as classifier, "
-            "or this one's state_dict()"
+            f"classifier is {found}, code that a file cannot hold; save a head with an nn.Linear without hooks as "
+            "classifier, or this one's state_dict()"
         )
     if not isinstance(head.sampler, str):
         raise TypeError(

@@ -33,13 +33,18 @@ _HOOKS = (
     "_state_dict_pre_hooks",
 )
 
+_CHANGED = (
+    "the model changes the values that its converted layer returns (scaling, capping, rounding or averaging logits), "
+    "so the head's probabilities would not be the model's; name another layer= to convert"
+)
+
 
 class Captured:
     """What a layer was called with, and which of its rows a model's output is made of.
 
     Inside `HeadLayer.capture()` the layer does no work: it keeps its features and returns each row's number in the
     place of its logits. Whatever a model does with rows afterwards, such as taking every sequence's last token, can be
-    read from the numbers that come out.
+    read from the numbers that come out. Numbers are odd, so that one which is rounded, as in half precision, shows.
     """
 
     def __init__(self) -> None:
@@ -54,25 +59,54 @@ class Captured:
             )
         self.features = features
         rows = features.shape[:-1].numel()
-        numbers = torch.arange(rows, dtype=torch.float32 if rows < 2**24 else torch.float64, device=features.device)
+        dtype = torch.float32 if rows <= _rows_of(torch.float32) else torch.float64
+        numbers = 2 * torch.arange(rows, dtype=dtype, device=features.device) + 1
         return numbers.reshape(*features.shape[:-1], 1).expand(*features.shape[:-1], num_classes)
 
     def rows(self, numbers: Tensor) -> Tensor:
         """The features [..., D] of the rows whose numbers a model returned, [...]."""
-        if self.features is None:
-            raise ValueError("the model did not call its converted layer in this pass")
-        flat = self.features.reshape(-1, self.features.shape[-1])
-        wanted = numbers.detach().double().round().long()
-        if wanted.numel() and not (
-            torch.equal(wanted.double(), numbers.detach().double()) and wanted.min() >= 0 and wanted.max() < len(flat)
-        ):
+        flat = self._flat()
+        if len(flat) > _rows_of(numbers.dtype):
             raise ValueError(
-                "the model changes the values that its converted layer returns (scaling, capping or averaging logits), "
-                "so the head's probabilities would not be the model's; name another layer= to convert"
+                f"the model returns its converted layer's output as {numbers.dtype}, which tells only "
+                f"{_rows_of(numbers.dtype)} rows apart, and there are {len(flat)}; return it as float32, as it comes"
             )
+        found = numbers.detach().double()
+        wanted = ((found - 1) / 2).round().long()
+        if wanted.numel() and not (
+            torch.equal(2 * wanted.double() + 1, found) and wanted.min() >= 0 and wanted.max() < len(flat)
+        ):
+            raise ValueError(_CHANGED)
         if wanted.numel() == len(flat) and torch.equal(wanted.flatten(), torch.arange(len(flat), device=wanted.device)):
             return flat.reshape(*numbers.shape, -1)
         return flat[wanted]
+
+    def rows_of(self, outputs: Tensor, num_classes: int) -> Tensor:
+        """The features [..., D] behind a model's outputs, [..., K], or with the classes in another place."""
+        self._flat()
+        places = [dim for dim in reversed(range(outputs.dim())) if outputs.shape[dim] == num_classes]
+        if not places:
+            raise ValueError(
+                f"the model's output must have {num_classes} classes last, as its converted layer, "
+                f"found shape {list(outputs.shape)}"
+            )
+        # Sizes alone do not tell: a picture may be as wide as there are classes. A row has one number for all classes.
+        for dim in places:
+            numbers = outputs.select(dim, 0)
+            if torch.equal(numbers, outputs.select(dim, -1)):
+                return self.rows(numbers)
+        raise ValueError(_CHANGED)
+
+    def _flat(self) -> Tensor:
+        """The features of all rows, [*, D]."""
+        if self.features is None:
+            raise ValueError("the model did not call its converted layer in this pass")
+        return self.features.reshape(-1, self.features.shape[-1])
+
+
+def _rows_of(dtype: torch.dtype) -> int:
+    """How many odd numbers, from 1 on, a floating-point dtype holds exactly: 128 in bfloat16."""
+    return int(1 / torch.finfo(dtype).eps)
 
 
 class HeadLayer(Head):
@@ -99,14 +133,28 @@ class HeadLayer(Head):
         sizes = nn.Linear(in_features, num_classes, bias=layer.bias is not None, device="meta")
         super().__init__(in_features, num_classes, classifier=sizes, **like, **options)
         del self.classifier
-        assert isinstance(layer.weight, nn.Parameter)
-        self.weight = layer.weight
-        self.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
+        self.take(layer)
         self.eval_method = eval_method
         self.convolution = isinstance(layer, nn.Conv2d)
         self._captured: Captured | None = None
         self.train(layer.training)
         move_hooks(layer, self)
+
+    def take(self, layer: nn.Linear | nn.Conv2d) -> None:
+        """Take a layer's parameters by reference.
+
+        Args:
+            layer: of as many features; after the first time also of other classes, if `takes_any_classes`.
+        """
+        assert isinstance(layer.weight, nn.Parameter)
+        self.num_classes = layer.weight.shape[0]
+        self.weight = layer.weight
+        self.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
+
+    @property
+    def takes_any_classes(self) -> bool:
+        """Whether the head adds nothing that depends on the number of classes."""
+        return not self._lifts_beside()
 
     def _affine(self) -> Affine:
         return Affine(self.weight.flatten(1), self.bias)

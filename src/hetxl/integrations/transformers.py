@@ -1,9 +1,11 @@
 """Models of transformers: labels go to the head's fused loss, and configurations remember the head.
 
+    from hetxl.integrations.transformers import from_pretrained
+
     model = hetxl.convert(AutoModelForImageClassification.from_pretrained(...))
     Trainer(model, ...).train()
     model.save_pretrained("there")
-    model = hetxl.integrations.transformers.from_pretrained("there")    # import hetxl.integrations.transformers
+    model = from_pretrained("there")
 
 A directory that was saved opens with transformers alone, too: as the deterministic model with the same weights.
 """
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 
 from hetxl.functional import IGNORE_INDEX
 from hetxl.integrations.adapt import Adapted, adapted_class, restored_options, stored_options
+from hetxl.integrations.find import replace
 from hetxl.integrations.install import install
-from hetxl.integrations.layer import HeadLayer
+from hetxl.integrations.layer import HeadLayer, move_hooks
 
 TASKS = (
     "ForImageClassification",
@@ -106,6 +109,29 @@ class TransformersAdapter(Adapted):
             return output.to_tuple() if as_tuple else output
 
         return forward
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As of transformers. A head over the tokens keeps its noise, which new tokens take part in."""
+        model: Any = self
+        base: Any = super()
+        head = _head(model)
+        if model.get_output_embeddings() is not head:
+            return base.resize_token_embeddings(*args, **kwargs)
+        if not head.takes_any_classes:
+            raise ValueError(
+                f"the noise of {type(head).__name__} was made for {head.num_classes} tokens; "
+                "resize before hetxl.convert(model)"
+            )
+        # What transformers resizes is a linear layer.
+        layer = head.layer(fold=False)
+        replace(model, head, layer)
+        try:
+            return base.resize_token_embeddings(*args, **kwargs)
+        finally:
+            move_hooks(layer, head)
+            resized = model.get_output_embeddings()
+            head.take(resized)
+            replace(model, resized, head)
 
     def hetxl_converted(self) -> None:
         """The configuration remembers the head."""

@@ -15,8 +15,16 @@ from hetxl.nn.noisy import NoisyFeatures
 
 
 def is_plain_linear(classifier: object) -> TypeGuard[nn.Linear]:
-    """Whether a classifier is exactly W φ + b. A subclass that changes `forward` (quantised, adapted) is not."""
-    return isinstance(classifier, nn.Linear) and type(classifier).forward is nn.Linear.forward
+    """Whether a classifier is exactly W φ + b, with the W and b that it holds.
+
+    A subclass that changes `forward` (quantised, adapted) is not, nor is a layer with hooks around its forward pass: in
+    one of those torch's older norms of weights and its pruning compute W anew.
+    """
+    return (
+        isinstance(classifier, nn.Linear)
+        and type(classifier).forward is nn.Linear.forward
+        and not (classifier._forward_pre_hooks or classifier._forward_hooks)
+    )
 
 
 class Averages(ABC):
