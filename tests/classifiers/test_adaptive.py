@@ -110,3 +110,13 @@ def test_what_it_refuses():
         )
     with pytest.raises(ValueError, match=r"counts must have shape \[40\], found \[2\]"):
         AdaptiveClassifier(D, K, [5], counts=torch.ones(2))
+
+
+def test_more_examples_than_half_precision_counts():
+    torch.manual_seed(0)
+    head = DetHead(D, K, classifier=AdaptiveClassifier(D, K, CUTOFFS, div_value=2.0))
+    features, targets = torch.randn(259, D).bfloat16(), torch.randint(K, (259,))
+    with torch.autocast("cpu", torch.bfloat16):
+        mean, each = (head.loss(features, targets, reduction) for reduction in ("mean", "none"))
+    assert mean.dtype == torch.float32
+    torch.testing.assert_close(mean, each.mean())

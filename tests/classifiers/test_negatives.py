@@ -44,3 +44,14 @@ def test_counts_are_asked_for_and_checked():
         build_proposal("unigram", K, torch.ones(3), 1.0)
     with pytest.raises(ValueError, match="counts must not be negative, found -1"):
         build_proposal("unigram", K, -torch.ones(K), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_cast_of_the_module_changes_no_draw(dtype):
+    counts = torch.arange(1, 5001)
+    proposal, expected = Unigram(counts).to(dtype), Unigram(counts)
+    draws = [each.draw(20_000, torch.Generator().manual_seed(0), torch.device("cpu")) for each in (proposal, expected)]
+    assert torch.equal(*draws)
+    assert torch.equal(proposal.log_q(torch.arange(5000)), expected.log_q(torch.arange(5000)))
+    assert proposal.state_dict() == {}
+    assert proposal.to("meta").cumulative.device.type == "meta"

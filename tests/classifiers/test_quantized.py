@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from hetxl import DetHead, HetXLHead
-from hetxl.classifiers import LinearClassifier, QuantizedClassifier
+from hetxl.classifiers import AdaptiveClassifier, LinearClassifier, QuantizedClassifier
 
 D, K = 32, 500
 ERRORS = {"bf16": 2**-8, "int8": 1 / 127}
@@ -75,5 +76,49 @@ def test_what_it_refuses():
         setting("int8")[1].loss(torch.randn(1, D), torch.tensor([0]))
     with pytest.raises(ValueError, match="weight must be"):
         QuantizedClassifier(LinearClassifier(D, K), "int4")
+    with pytest.raises(TypeError, match=r"must be an nn\.Linear or a LinearClassifier, found AdaptiveClassifier"):
+        QuantizedClassifier(AdaptiveClassifier(D, K, [5]))
     head = DetHead(D, K, classifier=QuantizedClassifier(LinearClassifier(D, K, bias=False), "bf16"))
     assert head.predict(torch.randn(2, D), 3).probs.shape == (2, 3)
+
+
+@pytest.mark.parametrize("weight", ERRORS)
+def test_logits_of_confident_labels_are_finite(weight):
+    full, small, features = setting(weight, "sigmoid")
+    with torch.no_grad():
+        full.classifier.weight.mul_(300)
+    small.classifier = QuantizedClassifier(full.classifier, weight)
+    noise = torch.randn(6, 40, 4)
+    found, expected = small(features, noise=noise), full(features, noise=noise).detach()
+    assert expected.abs().max() > 100
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weight", ERRORS)
+def test_made_from_a_plain_linear_layer(weight, bias):
+    layer, classifier = nn.Linear(D, K, bias=bias), LinearClassifier(D, K, bias=bias)
+    classifier.load_state_dict(layer.state_dict())
+    features = torch.randn(6, D)
+    found, expected = (QuantizedClassifier(each, weight) for each in (layer, classifier))
+    assert (found.in_features, found.num_classes) == (D, K)
+    assert torch.equal(found(features), expected(features))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("weight", ERRORS)
+def test_a_cast_of_the_head_reaches_its_rows_but_not_its_codes(weight, dtype):
+    _, small, features = setting(weight)
+    noise = torch.randn(6, 40, 4)
+    expected, codes = small.predict(features, noise=noise).probs, small.classifier.codes.clone()
+    small.to(dtype)
+    assert small.classifier.dtype == small.classifier.affine().weight[slice(2)].dtype == dtype
+    assert small.classifier.codes.dtype == codes.dtype
+    assert torch.equal(small.classifier.codes, codes)
+    found = small.predict(features.to(dtype), noise=noise.to(dtype)).probs
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=1e-4, check_dtype=False)
+    with pytest.raises(TypeError, match=rf"features have dtype torch.float32 and the head {dtype}"):
+        small(features)
+    kept = small.classifier.state_dict()
+    small.to("meta").to_empty(device="cpu").classifier.load_state_dict(kept)
+    assert torch.equal(small.classifier.codes, codes)

@@ -5,6 +5,7 @@ import torch
 
 from hetxl import DetHead, HetHead, HetXLHead
 from hetxl.classifiers import LinearClassifier, SampledClassifier
+from hetxl.classifiers.negatives import NEGATIVES
 from hetxl.functional import LabelLists, Targets
 
 B, D, K = 6, 5, 23
@@ -173,3 +174,36 @@ def test_what_sampling_cannot_do():
         heads("sigmoid", proposal="in-batch", counts=COUNTS)[1].loss(features, targets)
     with pytest.raises(ValueError, match="proposal must be"):
         SampledClassifier(D, K, proposal="zipf")
+
+
+@pytest.mark.parametrize("proposal", NEGATIVES)
+def test_without_a_label_the_loss_is_zero_of_all_parameters(proposal):
+    _, sampled, features, targets, noise = heads(proposal=proposal, counts=COUNTS, negatives=3)
+    for count, reduction in ((B, "mean"), (B, "sum"), (0, "mean")):
+        sampled.zero_grad()
+        nobody = torch.full_like(targets, -100)[:count]
+        loss = sampled.loss(features[:count], nobody, reduction, noise=noise[:count])
+        assert loss == 0
+        loss.backward()
+        assert all((parameter.grad == 0).all() for parameter in sampled.parameters())
+    assert sampled.loss(features, torch.full_like(targets, -100), "none", noise=noise).tolist() == [0] * B
+
+
+def test_padding_changes_no_loss_among_the_batch():
+    _, sampled, features, targets, noise = heads(proposal="in-batch", counts=COUNTS)
+    padded = torch.cat((targets, torch.full((30,), -100)))
+    more = torch.randn(30, D, **DOUBLE), torch.randn(30, 4, 3, **DOUBLE)
+    found = sampled.loss(torch.cat((features, more[0])), padded, noise=torch.cat((noise, more[1])))
+    torch.testing.assert_close(found, sampled.loss(features, targets, noise=noise))
+
+
+@pytest.mark.parametrize("proposal", ["unigram", "in-batch"])
+def test_a_head_in_half_precision_draws_what_it_drew(proposal):
+    _, sampled, features, targets, noise = heads(proposal=proposal, counts=COUNTS)
+    active = []
+    for _ in range(2):
+        active.append(sampled.classifier.active(Targets(ids=targets), torch.Generator().manual_seed(0)))
+        sampled.to(torch.bfloat16)
+    assert torch.equal(active[0].classes, active[1].classes)
+    assert torch.equal(active[0].offsets, active[1].offsets)
+    assert torch.isfinite(sampled.loss(features.bfloat16(), targets, noise=noise.bfloat16()))

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hetxl import DetHead
+from hetxl.classifiers import AdaptiveClassifier
 from hetxl.evaluation import fit_temperature, scaling
 from hetxl.evaluation.scaling import golden_section
 from hetxl.functional import LabelLists
@@ -162,3 +163,22 @@ def test_the_result_lowers_the_loss_of_a_head_with_noise():
         head.temperature = FixedTemperature(temperature)
         losses.append(float(head.loss(features, targets, generator=torch.Generator().manual_seed(3)).detach()))
     assert losses[0] <= min(losses) + 1e-6
+
+
+def test_clusters_whose_logits_depend_on_the_temperature():
+    classifier = AdaptiveClassifier(16, 40, [6, 15], div_value=2.0, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in classifier.parameters():
+            parameter.mul_(3)
+    head = DetHead(16, 40, classifier=classifier)
+    features = torch.randn(300, 16, dtype=torch.float64)
+    with torch.no_grad():
+        targets = classifier(features).argmax(-1)
+    targets[::2] = torch.randint(40, (150,))
+
+    @torch.no_grad()
+    def loss(temperature):
+        return float(DetHead(16, 40, temperature=float(temperature), classifier=classifier).loss(features, targets))
+
+    found = fit_temperature(head, features.split(64), targets)
+    assert found == pytest.approx(brute_force(loss), rel=5e-3)

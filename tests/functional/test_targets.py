@@ -101,3 +101,13 @@ def test_lists_that_do_not_fit():
 
 def test_the_meta_device_is_not_looked_at():
     assert check(torch.zeros(3, dtype=torch.int64, device="meta")).ids is not None
+
+
+def test_what_is_compiled_is_checked_too():
+    compiled = torch.compile(lambda targets: (check(targets).ids, 1), backend="eager")
+    assert compiled(torch.tensor([0, IGNORE_INDEX, 4]))[0].tolist() == [0, IGNORE_INDEX, 4]
+    for bad in (K, -1):
+        with pytest.raises(ValueError, match=f"class id {bad}; allowed are 0 to 4"):
+            compiled(torch.tensor([0, bad, 1]))
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], found 2"):
+        compiled(torch.full((3, K), 2.0))

@@ -115,10 +115,11 @@ class AdaptiveClassifier(Classifier):
             raise ValueError('AdaptiveClassifier is for link="softmax": its clusters share one probability')
         if targets.ids is None or weights.smoothing:
             return super().nll(noisy, targets, reduction, weights)
-        factor, normaliser = weights.factors(targets, targets.ids.shape, noisy.link, noisy.features)
         places, flat = self.places[known_ids(targets.ids)].flatten(), noisy.flat()
         log_p = self._log_p(flat, places)  # [B, S]
         losses = -log_mean_exp(log_p, dim=-1).view(targets.ids.shape)
+        # Like the losses, which are wide: in half precision examples are counted only up to 256.
+        factor, normaliser = weights.factors(targets, targets.ids.shape, noisy.link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
 
     def _log_p(self, noisy: NoisyFeatures, places: Tensor) -> Tensor:

@@ -64,13 +64,19 @@ class Unigram(Proposal):
         power: p; below 1 rare classes are drawn more often than they occur.
     """
 
-    cumulative: Tensor
+    cumulative_bits: Tensor
 
     def __init__(self, counts: Tensor, power: float = 1.0):
         super().__init__(len(counts))
         mass = counts.double().clamp(min=1).pow(power)
-        # Not part of the state: it is made of counts that the user has, and K float64 are large.
-        self.register_buffer("cumulative", (mass / mass.sum()).cumsum(0), persistent=False)
+        # Not part of the state: it is made of counts that the user has, and K float64 are large. As integers it is left
+        # alone by casts of the module: in half precision most sums would equal their neighbours.
+        self.register_buffer("cumulative_bits", (mass / mass.sum()).cumsum(0).view(torch.int64), persistent=False)
+
+    @property
+    def cumulative(self) -> Tensor:
+        """[K] float64, the probabilities summed up to each class."""
+        return self.cumulative_bits.view(torch.float64)
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """[draws] class ids, with repetition."""

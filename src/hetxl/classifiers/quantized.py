@@ -1,15 +1,16 @@
 """W in fewer bytes, for prediction: bfloat16, or int8 with a scale for each class."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetxl.classifiers.linear import LinearClassifier
-from hetxl.functional import Affine, Summary, Targets, Weights
+from hetxl.functional import Affine, Targets, Weights
 from hetxl.functional._checks import one_of
-from hetxl.nn.classifier import Classifier
+from hetxl.nn.classifier import Classifier, is_plain_linear
 from hetxl.nn.noisy import NoisyFeatures
 
 Format = Literal["bf16", "int8"]
@@ -53,7 +54,7 @@ class QuantizedClassifier(Classifier):
     """A linear classifier whose W takes a half or a quarter of the memory. It predicts; it does not train.
 
     Args:
-        classifier: whose W and b it takes over, as they are now.
+        classifier: whose W and b it takes over, as they are now; an nn.Linear or a `LinearClassifier`.
         weight: "bf16" or "int8"
 
     >>> QuantizedClassifier(LinearClassifier(64, 1000), "int8")(torch.randn(8, 64)).shape
@@ -64,12 +65,12 @@ class QuantizedClassifier(Classifier):
     scales: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, classifier: LinearClassifier, weight: Format = "int8"):
-        super().__init__(classifier.in_features, classifier.num_classes)
+    def __init__(self, classifier: LinearClassifier | nn.Linear, weight: Format = "int8"):
         one_of("weight", weight, FORMATS)
-        self.format, self.normalized = weight, classifier.normalized
         with torch.no_grad():
-            affine = classifier.affine()
+            affine = _affine_of(classifier)
+            super().__init__(classifier.in_features, len(affine.weight))
+            self.format, self.normalized = weight, getattr(classifier, "normalized", False)
             self.full = affine.weight.dtype
             scales = None
             if weight == "int8":
@@ -83,8 +84,18 @@ class QuantizedClassifier(Classifier):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What features must have: that of the classifier it was made from."""
+        """What features must have: that of the classifier it was made from, or what the module was cast to since."""
         return self.full
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedClassifier":
+        """Casts reach the rows that are made of the codes; the codes themselves only move to other devices."""
+        self.full = fn(torch.empty(0, dtype=self.full)).dtype
+        codes, self.codes = self.codes, self.codes[:0]
+        super()._apply(fn, recurse)
+        device = self.codes.device
+        # From the meta device only `to_empty` leads away, which promises no values.
+        self.codes = torch.empty_like(codes, device=device) if codes.is_meta else codes.to(device)
+        return self
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., K] of features [..., D]."""
@@ -105,11 +116,10 @@ class QuantizedClassifier(Classifier):
         """Features [..., D], of unit length for a cosine classifier."""
         return F.normalize(features, dim=-1) if self.normalized else features
 
+    @torch.no_grad()
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
         """Averaged log-probabilities [..., K], without gradients (sigmoid: logits of the mean probabilities)."""
-        found: Summary = self.predict(noisy, "mc", None, 0.0)
-        log_p = found.log_probs
-        return log_p if noisy.link == "softmax" else log_p - torch.log1p(-log_p.exp())
+        return super().log_probs(noisy)
 
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
         """Refused: losses are for the classifier that it was made from."""
@@ -118,3 +128,12 @@ class QuantizedClassifier(Classifier):
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""
         return f"{super().extra_repr()}, weight={self.format!r}"
+
+
+def _affine_of(classifier: LinearClassifier | nn.Linear) -> Affine:
+    if isinstance(classifier, LinearClassifier):
+        return classifier.affine()
+    if is_plain_linear(classifier):
+        return Affine(classifier.weight, classifier.bias)
+    found = type(classifier).__name__
+    raise TypeError(f"classifier must be an nn.Linear or a LinearClassifier, found {found}; it has no W to take over")

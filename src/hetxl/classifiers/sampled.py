@@ -6,7 +6,7 @@ from torch import Tensor
 from hetxl.classifiers.active import Active, active_nll, check_few, labels_of, with_drawn
 from hetxl.classifiers.linear import LinearClassifier
 from hetxl.classifiers.negatives import NEGATIVES, build_proposal
-from hetxl.functional import Targets, Weights
+from hetxl.functional import IGNORE_INDEX, Targets, Weights
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.nn.noisy import NoisyFeatures
 
@@ -64,9 +64,12 @@ class SampledClassifier(LinearClassifier):
         if self.proposal == "in-batch":
             ids = targets.ids if targets.lists is None else targets.lists.classes
             assert ids is not None
+            if not len(labels):
+                labels = labels.new_zeros(1)  # any class: nobody asks for it, and the loss is 0 of all parameters
+            draws = (ids != IGNORE_INDEX).sum().clamp(min=1)
             # Each is there with this probability, so it stands for its inverse; also the example's own label, which
             # keeps the odds between classes as they are.
-            there = -torch.expm1(ids.numel() * torch.log1p(-self.draws_from.log_q(labels).exp().clamp(max=1 - 1e-7)))
+            there = -torch.expm1(draws * torch.log1p(-self.draws_from.log_q(labels).exp().clamp(max=1 - 1e-7)))
             return Active(labels, -there.log())
         drawn = self.draws_from.draw(self.negatives, generator, self.weight.device)
         return with_drawn(labels, drawn, self.draws_from.log_q(drawn), self.negatives)

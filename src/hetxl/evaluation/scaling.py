@@ -9,15 +9,15 @@ from torch import Tensor
 from hetxl.evaluation.entries import LabelEntries, label_entries
 from hetxl.evaluation.evaluate import MAX_BYTES
 from hetxl.functional import IGNORE_INDEX, LabelLists
-from hetxl.nn import FixedTemperature, Head
+from hetxl.nn import Classifier, FixedTemperature, Head
 
 LOW, HIGH = 0.05, 20.0
 """Where τ is looked for."""
 
 _TOLERANCE = 1e-5
 _MAX_PASSES = 60
-_NOISY_TOLERANCE = 0.005
-"""With noise every pass costs samples, and the loss is flat at its minimum."""
+_SEARCH_TOLERANCE = 0.005
+"""Every loss is a pass of its own, with noise over all samples, and it is flat at its minimum."""
 _STEP = 1.5
 """By which the first search leaves τ = 1."""
 
@@ -36,8 +36,8 @@ def fit_temperature(
 
     Without noise the loss is convex in 1/τ for both links, so its slope has one root; a Newton iteration within a
     shrinking bracket finds it in about six passes over the features. With noise τ is found by a search among losses
-    that all have the same draws. The head is not changed: set `head.temperature = FixedTemperature(tau)` to use the
-    result.
+    that all have the same draws, and so it is for an `AdaptiveClassifier`, which has no logits that τ only divides. The
+    head is not changed: set `head.temperature = FixedTemperature(tau)` to use the result.
 
     Args:
         head: its own temperature plays no part.
@@ -47,14 +47,15 @@ def fit_temperature(
         seed: of the draws of a head with noise.
 
     Returns:
-        τ, to a relative 1e-4, with noise 5e-3; an end of the range when the loss still falls there.
+        τ, to a relative 1e-4, by a search 5e-3; an end of the range when the loss still falls there.
     """
     total = targets.batch if isinstance(targets, LabelLists) else len(targets)
     entries = label_entries(targets, total, head.num_classes, head.link)
     if bool((entries.ids == IGNORE_INDEX).all()):
         raise ValueError(f"targets must hold at least one example with a label, found none among {total}")
-    if head.covariance is not None:
-        return _fit_with_noise(head, features, targets, seed)
+    classifier = getattr(head, "classifier", None)
+    if head.covariance is not None or (isinstance(classifier, Classifier) and not classifier.linear):
+        return _fit_by_search(head, features, targets, seed)
     low, high = 1 / HIGH, 1 / LOW
     inverse, moved = 1.0, math.inf
     for _ in range(_MAX_PASSES):
@@ -75,7 +76,7 @@ def fit_temperature(
     return 1 / inverse
 
 
-def _fit_with_noise(
+def _fit_by_search(
     head: Head, features: Callable[[], Iterable[Tensor]] | Sequence[Tensor], targets: Tensor | LabelLists, seed: int
 ) -> float:
     """τ by a bracket around the lowest of three losses, then by golden section within it."""
@@ -98,7 +99,7 @@ def _fit_with_noise(
             if best in (middle, low, high):
                 break
             middle = best
-        return math.exp(golden_section(loss, max(best - step, low), min(best + step, high), _NOISY_TOLERANCE))
+        return math.exp(golden_section(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE))
     finally:
         head.temperature = kept
         head.train(training)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetxl.functional._compile import not_compiled
 from hetxl.functional.links import Link
 
 IGNORE_INDEX = -100
@@ -78,6 +79,9 @@ class Targets:
 TargetsLike = Tensor | LabelLists | Sequence[Sequence[int] | Tensor]
 
 
+# It leaves a graph that is being compiled, as the primitives do: the values have to be looked at, since an id out of
+# range would give a finite loss.
+@not_compiled
 def check_targets(
     targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link, ignore_index: int = IGNORE_INDEX
 ) -> Targets:
@@ -150,13 +154,16 @@ def _check_lists(targets: TargetsLike, batch: int, num_classes: int, link: Link)
 def _check_range(ids: Tensor, counted: Tensor, num_classes: int, also: str) -> None:
     if _can_look_at(ids):
         wrong = ((ids < 0) | (ids >= num_classes)) & counted
-        if wrong.any():
-            value = int(ids[wrong].flatten()[0])
-            raise ValueError(f"targets holds the class id {value}; allowed are 0 to {num_classes - 1}{also}")
+        allowed = f"allowed are 0 to {num_classes - 1}{also}"
+        if ids.is_cuda:
+            # A look would wait for the stream. Kernels that index stop at K but take −1 for the last class.
+            torch._assert_async(~wrong.any(), f"targets holds a class id out of range; {allowed}")
+        elif wrong.any():
+            raise ValueError(f"targets holds the class id {int(ids[wrong].flatten()[0])}; {allowed}")
 
 
 def _check_unit(values: Tensor, what: str) -> None:
-    if _can_look_at(values):
+    if _can_look_at(values) and not values.is_cuda:
         wrong = (values < 0) | (values > 1)
         if wrong.any():
             value = float(values[wrong].flatten()[0])
@@ -164,9 +171,5 @@ def _check_unit(values: Tensor, what: str) -> None:
 
 
 def _can_look_at(values: Tensor) -> bool:
-    """Whether reading the values now is possible and costs no wait.
-
-    Not while a graph is being captured, nor on the meta device. On CUDA a look would stall the stream, and its own
-    indexing kernels already stop at an id out of range.
-    """
-    return not torch.compiler.is_compiling() and values.device.type not in ("meta", "cuda")
+    """Whether there are values to read: not on the meta device, nor while a graph is being exported."""
+    return not (values.is_meta or torch.compiler.is_exporting())

@@ -1,8 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 
 from hetxl import LearnedTemperature
-from hetxl.functional import check_targets, engine, reference
+from hetxl.functional import LabelLists, Targets, Weights, check_targets, engine, reference
 from support.cases import LINKS, VARIANTS, make, normals, targets_for
 
 
@@ -78,3 +80,56 @@ def test_derivatives_of_the_log_normaliser(variant):
         assert check(
             lambda x: engine.mc_log_normalisers(head.logit_distribution(x), z, **options), (features,), fast_mode=True
         )
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_second_derivatives_under_autocast(variant, link):
+    head = make(variant, 3, 4, link=link, temperature=LearnedTemperature(), dtype=torch.float32)
+    features, targets = torch.randn(2, 3), targets_for(head, 2)
+    z = None if head.covariance is None else normals(head, 2, samples=3, dtype=torch.float32)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaf = features.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = head(leaf.to(dtype), targets, noise=z) + head(leaf.to(dtype), noise=z).square().mean()
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), leaf)[0])
+    torch.testing.assert_close(*found, rtol=0.1, atol=0.05 * float(found[1].abs().max()))
+
+
+def test_weights_and_labels_that_ask_for_a_gradient_in_vain():
+    rows = torch.rand(2, 4, dtype=torch.float64, requires_grad=True)
+    weight, class_weight = rows.detach()[:, 0].requires_grad_(), rows.detach()[0].requires_grad_()
+    labels = LabelLists(torch.tensor([0, 1]), torch.tensor([3, 1]), weight, 2)
+    cases = [
+        ("softmax", Targets(ids=torch.tensor([1, 2])), Weights(example=weight), "weight"),
+        ("softmax", Targets(ids=torch.tensor([1, 2])), Weights(classes=class_weight), "class_weight"),
+        ("sigmoid", Targets(dense=rows), Weights(), "targets"),
+        ("sigmoid", Targets(lists=labels), Weights(), "targets"),
+    ]
+    for link, targets, weights, name in cases:
+        head, features, z, _ = setting("het-xl", link)
+        call = partial(engine.mc_nll, head.logit_distribution(features), z, targets, temperature=1.0, link=link)
+        with pytest.raises(ValueError, match=rf"^{name} requires a gradient, .* pass {name}.detach\(\)"):
+            call(weights=weights)
+        with torch.no_grad():
+            assert torch.isfinite(call(weights=weights))
+
+
+def test_rows_of_probabilities_and_their_weights_get_a_gradient():
+    head, features, z, _ = setting("het-xl", "softmax")
+    rows = torch.rand(2, 4, dtype=torch.float64, requires_grad=True)
+    weight, class_weight = rows.detach()[:, 0].requires_grad_(), rows.detach()[0].requires_grad_()
+    found = []
+    for function in (engine.mc_nll, reference.mc_nll):
+        loss = function(
+            head.logit_distribution(features),
+            z,
+            Targets(dense=rows),
+            temperature=1.0,
+            link="softmax",
+            weights=Weights(weight, class_weight),
+        )
+        found.append(torch.autograd.grad(loss, (rows, weight, class_weight)))
+    torch.testing.assert_close(*found)

@@ -195,3 +195,35 @@ def test_the_size_of_the_noise_space_comes_from_what_there_is():
         inputs = gather_inputs(distribution, torch.randn(2, S, noise.size, dtype=torch.float64), 1.0)
         assert inputs.noise_features == K
         assert inputs.noise.size == noise.size
+
+
+@pytest.mark.parametrize("order", ["samples", "factors"])
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("variant", NOISY)
+def test_one_example_without_a_batch_is_a_batch_of_one(variant, covariance, order):
+    head = make(variant, D, K, covariance=covariance)
+    features, noise = torch.randn(D, dtype=torch.float64), normals(head, samples=S)
+    found = []
+    for shape in ((), (1,)):
+        loss = head(features.expand(*shape, D), torch.full(shape, 3), noise=noise, order=order)
+        gradients = torch.autograd.grad(loss, [value for name, value in head.named_parameters() if value.requires_grad])
+        prediction = head.predict(features.expand(*shape, D), noise=noise, order=order)
+        assert prediction.probs.shape == (*shape, K)
+        found.append((loss.detach(), *gradients, prediction.probs.flatten(), prediction.logit_variance.flatten()))
+    torch.testing.assert_close(*found)
+
+
+def test_widened_inputs_are_the_same_numbers():
+    head = make("het-xl-own", D, K, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        distribution = head.logit_distribution(torch.randn(3, D).bfloat16())
+    inputs = gather_inputs(distribution, normals(head, 3, dtype=torch.bfloat16), 1.0)
+    wide = inputs.widened()
+    for name in (*GRADIENTS, "z"):
+        value = getattr(inputs, name)
+        if value is None:
+            assert getattr(wide, name) is None
+        else:
+            assert getattr(wide, name).dtype == torch.float32
+            torch.testing.assert_close(getattr(wide, name), value, rtol=0, atol=0, check_dtype=False)
+    assert inputs.features.dtype == inputs.z.dtype == torch.bfloat16

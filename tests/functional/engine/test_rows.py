@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -167,3 +169,16 @@ def test_narrow_keeps_what_fits():
     values = torch.randn(3)
     assert narrow(values, torch.float32) is values
     assert narrow(values, torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("variant", ["het", "het-h", "het-xl", "het-xl-own"])
+def test_factors_that_all_examples_share_and_nothing_beside_them(variant, order):
+    inputs = inputs_of(variant, "full")
+    inputs = replace(inputs, factors=inputs.factors[0])
+    block, _ = block_of(inputs, order)
+    shared = replace(inputs, factors=inputs.factors.expand(B, -1, -1))
+    torch.testing.assert_close(block.lift(slice(0, K)), plain_rows(shared, order), rtol=1e-11, atol=1e-11)
+    gradient = torch.randn(K, B, S if order == "samples" else inputs.noise.size + 1, dtype=torch.float64)
+    found, expected = (found_gradients(each, order, gradient, 4, 3)["factors"] for each in (inputs, shared))
+    torch.testing.assert_close(found, expected.sum(0), rtol=1e-10, atol=1e-10)

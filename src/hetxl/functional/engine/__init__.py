@@ -112,6 +112,7 @@ def mc_nll(
         losses = softmax_losses(log_probs, targets, weights)
         return reduce_losses(losses, factor, normaliser, reduction)
 
+    _refuse_gradients(targets, weights)
     inputs = gather_inputs(distribution, z, temperature)
     factor, normaliser = weights.factors(targets, batch_shape, link, inputs.temperature)
     if reduction == "mean":
@@ -170,10 +171,18 @@ def mc_log_normalisers(
 
 def _run(job: Job) -> Tensor:
     tensors = job.inputs.tensors()
+    # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
+    return Fused.apply(job, *tensors) if torch.is_grad_enabled() else job.result(tensors)
+
+
+def _refuse_gradients(targets: Targets, weights: Weights) -> None:
+    """Raise where something asks for a gradient that the blocks do not form."""
     if not torch.is_grad_enabled():
-        # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
-        tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-    return Fused.apply(job, *tensors)
+        return
+    labels = targets.dense if targets.lists is None else targets.lists.values
+    for name, value in {"targets": labels, "weight": weights.example, "class_weight": weights.classes}.items():
+        if value is not None and value.requires_grad:
+            raise ValueError(f"{name} requires a gradient, which this loss does not give it; pass {name}.detach()")
 
 
 def _flattened(targets: Targets) -> Targets:

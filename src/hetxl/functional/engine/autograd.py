@@ -44,6 +44,11 @@ class Job(ABC):
         """An evaluation of these tensors, with gradients for the needed ones."""
         return Evaluation(self.inputs.with_tensors(tensors), self.plan, self.products, needed)
 
+    def result(self, tensors: tuple[Tensor | None, ...]) -> Tensor:
+        """The result for these tensors, without gradients."""
+        with _plain_precision(self):
+            return self.forward(self.evaluation(tensors))
+
     @abstractmethod
     def forward(self, evaluation: Evaluation) -> Tensor:
         """The result of an evaluation; if that wants gradients, their sums as well."""
@@ -199,13 +204,13 @@ class Fused(torch.autograd.Function):
         needed = frozenset(name for name, need in zip(GRADIENTS, ctx.needs_input_grad[1:], strict=True) if need)
         ctx.job, ctx.needed, ctx.gradients = job, needed, None
         detached = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-        with _plain_precision(job):
-            if job.eager and needed:
+        if job.eager and needed:
+            with _plain_precision(job):
                 evaluation = job.evaluation(detached, needed)
                 output = job.forward(evaluation)
-                ctx.gradients = evaluation.gradients
-            else:
-                output = job.forward(job.evaluation(detached))
+            ctx.gradients = evaluation.gradients
+        else:
+            output = job.result(detached)
         ctx.save_for_backward(*tensors, None if job.eager else output)
         return output
 
@@ -240,8 +245,10 @@ def _plain_precision(job: Job) -> Any:
 def _differentiable_gradients(
     job: Job, tensors: tuple[Tensor | None, ...], gradient: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients by the reference evaluation, themselves differentiable."""
-    output = job.plain(job.inputs.with_tensors(tensors))
+    """Gradients by the reference evaluation, themselves differentiable; in wide precision, since under autocast the
+    features are narrower than the parameters."""
+    with _plain_precision(job):
+        output = job.plain(job.inputs.with_tensors(tensors).widened())
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need and tensor is not None]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)

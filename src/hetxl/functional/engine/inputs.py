@@ -98,6 +98,11 @@ class Inputs:
         """The same evaluation with other differentiable tensors."""
         return replace(self, **dict(zip(GRADIENTS, tensors, strict=True)))
 
+    def widened(self) -> "Inputs":
+        """The same evaluation with all tensors in the precision of the sums."""
+        tensors = {name: getattr(self, name) for name in (*GRADIENTS, "z")}
+        return replace(self, **{name: value.to(self.wide) for name, value in tensors.items() if value is not None})
+
     def of_examples(self, examples: slice | Tensor) -> "Inputs":
         """The same evaluation for some of the examples."""
 

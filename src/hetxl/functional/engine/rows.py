@@ -28,7 +28,7 @@ def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
 class _NoiseRows:
     """Rows in noise space, [n, P′, N]: the basis or the draws of a Gaussian, with their small graph kept."""
 
-    def __init__(self, noise: GaussianNoise, z: Tensor | None, track: bool, columns: slice | None = None):
+    def __init__(self, noise: GaussianNoise, count: int, z: Tensor | None, track: bool, columns: slice | None = None):
         self.leaves: dict[str, Tensor] = {}
         # Hooks of somebody else's (activation checkpointing's) must not see this graph, which lives within one pass.
         with torch.set_grad_enabled(track), torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach):
@@ -40,7 +40,11 @@ class _NoiseRows:
                     self.leaves[name] = value
                 parts[name] = value
             local = GaussianNoise(**parts, residual_kind=noise.residual_kind)
-            rows = local.basis() if z is None else local.draw(z.to(next(iter(self.leaves.values())).dtype))
+            if z is None:
+                # Factors that all examples share, with nothing of their own beside them, are a basis without a batch.
+                rows = local.basis().expand(count, -1, -1)
+            else:
+                rows = local.draw(z.to(next(iter(self.leaves.values())).dtype))
             self.graph = rows if columns is None else rows[..., columns]
         self.values = self.graph.detach()
 
@@ -116,11 +120,11 @@ class RowBlock(ABC):
             draws = self.inputs.z[self.examples]
         track = self.gradients.any_noise
         if classes is None or noise.residual_kind == "rank1":
-            return _NoiseRows(_slice_noise(noise, self.examples, classes), draws, track)
+            return _NoiseRows(_slice_noise(noise, self.examples, classes), self.count, draws, track)
         if draws is None:  # a diagonal residual has a row for every class: all of them, at some columns
-            return _NoiseRows(_slice_noise(noise, self.examples), None, track, classes)
+            return _NoiseRows(_slice_noise(noise, self.examples), self.count, None, track, classes)
         draws = torch.cat((draws[..., : noise.rank], draws[..., noise.rank :][..., classes]), dim=-1)
-        return _NoiseRows(_slice_noise(noise, self.examples, classes), draws, track)
+        return _NoiseRows(_slice_noise(noise, self.examples, classes), self.count, draws, track)
 
     def _noise_backward(self, rows: _NoiseRows, gradient: Tensor, classes: slice | None = None) -> None:
         """Add gradients of the noise's parts from that of rows [n, P′, N]."""
