@@ -13,7 +13,7 @@ from hetxl.data import describe
 from hetxl.data.dataset import Dataset
 from hetxl.evaluation.records import Records
 from hetxl.functional._checks import one_of
-from hetxl.report.statistics import PairedTest, mean, paired_test
+from hetxl.report.statistics import PairedTest, paired_test
 from hetxl.studies.held_out import fitted_result
 from hetxl.studies.plot import new_figure, plot_groups
 from hetxl.studies.runs import over_seeds, results_in, without_test
@@ -219,8 +219,8 @@ def page(summary: Summary) -> str:
         else:
             rows = [("DET", "det"), (f"{DEFAULT}, defaults", "het-xl"), *rows]
         lines += [
-            "| | validation NLL | difference | precision@1 | difference | training |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            "| | validation NLL | difference | precision@1 | difference |",
+            "| --- | ---: | ---: | ---: | ---: |",
             *(_row(summary, label, run, reference) for label, run in rows),
         ]
     return "\n".join([*lines, ""])
@@ -228,14 +228,11 @@ def page(summary: Summary) -> str:
 
 def _row(summary: Summary, label: str, run: str, reference: str) -> str:
     if run not in summary["runs"]:
-        return f"| {label} | not finite | – | – | – | – |"
+        return f"| {label} | not finite | – | – | – |"
     values = summary["runs"][run]
     precisions = mean_text(values["precision@1"], 2, 100)
     nll, precision = "–", "–"
     if run != reference and reference in summary["runs"]:
         nll = difference_text(difference(summary, run, reference), 4)
         precision = difference_text(difference(summary, run, reference, "precision@1"), 2, 100) + " %"
-    return (
-        f"| {label} | {mean_text(values['nll'], 4)} | {nll} | {precisions} % | {precision} "
-        f"| {mean(values['train_seconds']).value:.0f} s |"
-    )
+    return f"| {label} | {mean_text(values['nll'], 4)} | {nll} | {precisions} % | {precision} |"
