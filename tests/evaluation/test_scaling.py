@@ -5,7 +5,7 @@ from torch import nn
 
 from hetxl import DetHead
 from hetxl.classifiers import AdaptiveClassifier
-from hetxl.evaluation import fit_temperature, scaling
+from hetxl.evaluation import fit_scales, fit_temperature, scaling
 from hetxl.evaluation.scaling import golden_section
 from hetxl.functional import LabelLists
 from hetxl.nn import FixedTemperature
@@ -182,3 +182,61 @@ def test_clusters_whose_logits_depend_on_the_temperature():
 
     found = fit_temperature(head, features.split(64), targets)
     assert found == pytest.approx(brute_force(loss), rel=5e-3)
+
+
+def twins(wrong):
+    """A head whose noise goes between twins, with features and labels of which a share is that of the twin.
+
+    Its mean logits prefer the right class by 2; the noise between twins has a standard deviation of 3.
+    """
+    head = make("het-xl", 6, 6, rank=1, residual="rank1", temperature=1.3, eval_samples=64)
+    classes = torch.arange(1200) % 6
+    with torch.no_grad():
+        head.classifier.weight.copy_(2 * torch.eye(6))
+        head.classifier.bias.zero_()
+        head.covariance.factor.copy_(torch.tensor([[1.5, -1.5] * 3]) / 2)
+        head.covariance.scale.weight.zero_()
+        head.covariance.scale.bias.fill_(1)
+        head.covariance.residual.weight.zero_()
+        head.covariance.residual.bias.fill_(-20)
+    features = torch.eye(6, dtype=torch.float64)[classes]
+    flipped = torch.arange(1200) % 10 < 10 * wrong
+    return head, features, torch.where(flipped, classes ^ 1, classes)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.2])
+def test_the_scales_are_the_best_of_all(wrong):
+    head, features, targets = twins(wrong)
+    kept = head.temperature
+    found = fit_scales(head, features.split(500), targets, seed=1)
+    assert head.temperature is kept
+    assert (head.noise_scale, head.training) == (1.0, True)
+    head.eval()
+
+    def loss(temperature, noise):
+        head.temperature, head.noise_scale = FixedTemperature(temperature), noise
+        return float(head.loss(features, targets, generator=torch.Generator().manual_seed(1)).detach())
+
+    grid = [(temperature, noise) for noise in scaling.NOISE_SCALES for temperature in torch.logspace(-1.3, 0.7, 41)]
+    assert loss(*found) <= min(loss(float(temperature), noise) for temperature, noise in grid) + 1e-6
+    assert found.noise == 0 if not wrong else found.noise > 0  # right labels have no use for noise between twins
+
+
+def test_scales_of_a_head_without_noise():
+    logits, targets = torch.randn(200, 10, dtype=torch.float64), torch.randint(10, (200,))
+    assert fit_scales(head_of(10), [logits], targets) == (fit_temperature(head_of(10), [logits], targets), 1.0)
+
+
+def test_a_temperature_is_fitted_to_the_noise_that_is_left_in():
+    head, features, targets = twins(0.2)
+    head.noise_scale = 0.0
+    det = make("det", 6, 6)
+    det.classifier.load_state_dict(head.classifier.state_dict())
+    assert fit_temperature(head, [features], targets) == fit_temperature(det, [features], targets)
+    assert head.noise_scale == 0
+
+
+def test_scales_need_a_label():
+    head, features, targets = twins(0.0)
+    with pytest.raises(ValueError, match="at least one example with a label, found none among 1200"):
+        fit_scales(head, [features], torch.full_like(targets, -100))

@@ -77,3 +77,11 @@ def test_some_examples():
     assert few.factors is shared.factors
     torch.testing.assert_close(few.basis(), shared.basis()[[2, 0]])
     torch.testing.assert_close(own.of_examples(slice(1, 2)).basis(), own.basis()[1:2])
+
+
+@pytest.mark.parametrize(("kind", "residual"), FORMS)
+def test_scaled_noise_has_scaled_draws(kind, residual):
+    gaussian = noise(kind, rank=3, size=4, residual=residual)
+    z = torch.randn(3, 5, gaussian.size, dtype=torch.float64)
+    torch.testing.assert_close(gaussian.scaled(0.3).draw(z), 0.3 * gaussian.draw(z))
+    torch.testing.assert_close(gaussian.scaled(0.3).covariance(), 0.09 * gaussian.covariance())

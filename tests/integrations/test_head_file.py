@@ -51,6 +51,7 @@ def test_round_trip(variant, covariance, link, tmp_path):
         ("het", {"temperature": hetxl.LearnedTemperature(0.2, 4.0), "sampler": "sobol", "noise_init": 0.5}),
         ("het-h", {"buckets": 4, "hash_seed": 9, "train_samples": 3, "eval_samples": 11, "sampler": "antithetic"}),
         ("het-xl", {"bias_init": -10.0, "memory_budget": 2**20, "sampler": "iid", "rank": 0}),
+        ("het-xl", {"noise_scale": 0.25, "temperature": 0.8}),
         ("het-xl", {"noise_features": 5}),  # as many as in_features, and still a projection of its own
     ],
 )
@@ -261,3 +262,13 @@ def test_no_file(tmp_path):
             read(tmp_path / "head.safetensors")
         with pytest.raises(FileNotFoundError, match="no such file"):
             read(tmp_path)
+
+
+def test_files_of_the_first_format_have_all_of_their_noise(tmp_path):
+    path, head = tmp_path / "head.safetensors", make("het-xl", dtype=torch.float32)
+    save_head(head, path)
+    options = {name: value for name, value in describe_head(path)["options"].items() if name != "noise_scale"}
+    configuration = describe_head(path) | {"format": 1, "options": options}
+    save_file(load_file(path), path, {KEY: json.dumps(configuration)})
+    assert load_head(path).noise_scale == 1
+    assert same(load_head(path), head, torch.randn(3, 5))

@@ -346,3 +346,37 @@ def test_it_learns(variant):
     assert loss.item() < 0.5 * start.item()
     accuracy = (head.predict(features).labels == labels).float().mean()
     assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "det"])
+def test_the_scale_of_the_noise_is_for_evaluation(variant, link):
+    head = make(variant, link=link, temperature=1.0, noise_scale=0.5, noise_init=1.0)
+    whole = make(variant, link=link, temperature=1.0, noise_init=1.0)
+    whole.load_state_dict(head.state_dict())
+    features, noise = torch.randn(3, 5, dtype=torch.float64), normals(head, 3)
+    torch.testing.assert_close(head(features, noise=noise), whole(features, noise=noise))
+    head.eval()
+    whole.eval()
+    torch.testing.assert_close(head(features, noise=noise), whole(features, noise=noise / 2))
+    half, all_of_it = (one.predict(features, noise=noise) for one in (head, whole))
+    torch.testing.assert_close(half.probs, whole.predict(features, noise=noise / 2).probs)
+    torch.testing.assert_close(half.logit_variance, all_of_it.logit_variance / 4)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "det"])
+def test_without_its_noise_a_head_is_deterministic_in_evaluation(variant):
+    head = make(variant, temperature=0.7, noise_scale=0, noise_init=1.0).eval()
+    features, targets = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 1, 2])
+    mean = torch.log_softmax(head.logit_distribution(features).mean / 0.7, -1)
+    torch.testing.assert_close(head(features), mean)
+    torch.testing.assert_close(head(features, targets), torch.nn.functional.nll_loss(mean, targets))
+    found = head.predict(features, top_k=2)
+    assert found.method == "deterministic"
+    torch.testing.assert_close(found.log_probs, mean.topk(2).values)
+    head.train()
+    assert not torch.allclose(head(features), mean)  # training has the noise
+    with pytest.raises(ValueError, match="noise_scale must be at least 0 and finite, found -1"):
+        make(variant, noise_scale=-1)
+    with pytest.raises(TypeError, match="noise_scale must be a number of at least 0, found None"):
+        make(variant, noise_scale=None)

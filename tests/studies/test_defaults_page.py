@@ -2,6 +2,7 @@ import copy
 import json
 
 from hetxl.studies.defaults_page import LONGER, finished, order_told, page, plot
+from hetxl.training.compare import SCALED, SCALED_XL
 
 NLL = {"DET": [2.0, 2.1, 2.05], "HET": [1.9, 2.01, 1.94], "HET-H": [2.0, 2.09, 2.06], "HET-XL": [1.8, 1.9, 1.86]}
 
@@ -39,6 +40,20 @@ def test_the_page_has_the_heads_for_as_much_time():
     assert "## For as much time" in text
     assert "| words | 100 | 1.550 ± 0.029 | 1.853 ± 0.029 | +0.303 ± 0.003 |" in text
     assert "HET-XL against DET in 1 settings: NLL significantly better (p < 0.01) in 0, significantly worse" in text
+
+
+def test_the_page_has_the_heads_as_validation_labels_scale_them():
+    one = summary()
+    one["heads"][SCALED] = one["heads"]["DET"] | {"nll": [1.5, 1.6, 1.55]}
+    scaled = {"nll": [1.4, 1.49, 1.46], "temperature": [0.9] * 3, "noise_scale": [0.0, 0.25, 0.5]}
+    one["heads"][SCALED_XL] = one["heads"]["HET-XL"] | scaled
+    text = page([one, summary()])
+    assert "## Rescaled on the validation split" in text
+    assert "| setting | K | DET's NLL | HET-XL's NLL |" in text
+    assert "| words | 100 | 1.550 ± 0.029 | 1.450 ± 0.026 | −0.100 ± 0.006 | 0.003 |" in text
+    assert f"{SCALED_XL} against {SCALED} in 1 settings: NLL significantly better (p < 0.01) in 1" in text
+    assert "| 0.90, noise × 0.25 |" in text
+    assert "Rescaled" not in page([summary()])
 
 
 def test_settings_that_are_done(tmp_path):

@@ -100,14 +100,14 @@ def test_time_is_steps_at_the_pace_of_a_head():
     found = summary()
     heads = found["heads"]
     heads["DET, as much time as HET-XL"] = heads["DET"] | {"steps": 250}
-    heads["HET-XL + temperature scaling"] = heads["HET-XL"]
+    heads["HET-XL + scaling"] = heads["HET-XL"]
     heads["DET ensemble"] = heads["DET"] | {"nll": [1.9]}
     heads["HET"] = heads["DET"]
     assert {label: cost_text(found, label) for label in heads} == {
         "DET": "1.0×",
         "HET-XL": "2.5×",
         "DET, as much time as HET-XL": "2.5×",
-        "HET-XL + temperature scaling": "2.5×",
+        "HET-XL + scaling": "2.5×",
         "DET ensemble": "5×",
         "HET": "–",  # whose pace was not measured
     }

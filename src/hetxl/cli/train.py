@@ -46,8 +46,8 @@ def compare(
     """Train all heads on the same data and tell which serves you.
 
     Every head starts from the same backbone, sees the same examples in the same order and takes as many steps. DET with
-    temperature scaling, fitted on the validation split, comes for free. A comparison that was stopped goes on when the
-    same command is given again.
+    temperature scaling, and HET-XL with τ and the scale of its noise fitted likewise on the validation split, come for
+    free. A comparison that was stopped goes on when the same command is given again.
     """
     with one_line_errors():
         from hetxl.report import as_rich, compare_table, find_runs, write_report

@@ -8,7 +8,7 @@ from hetxl.evaluation.evaluate import Evaluation, evaluate
 from hetxl.evaluation.examples import extreme_examples
 from hetxl.evaluation.metrics import brier, nll, nll_standard_error, precision_at, summarise
 from hetxl.evaluation.records import Records
-from hetxl.evaluation.scaling import fit_temperature
+from hetxl.evaluation.scaling import Scales, fit_scales, fit_temperature
 from hetxl.evaluation.selective import aurc, auroc, risk_coverage, threshold_for
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Evaluation",
     "Records",
     "RecordsBuilder",
+    "Scales",
     "aurc",
     "auroc",
     "band_accuracy",
@@ -24,6 +25,7 @@ __all__ = [
     "class_bands",
     "evaluate",
     "extreme_examples",
+    "fit_scales",
     "fit_temperature",
     "nll",
     "nll_standard_error",

@@ -1,7 +1,9 @@
-"""Temperature scaling: the one number that recalibrates a trained classifier."""
+"""Temperature scaling, and scaling of the noise: the one or two numbers that recalibrate a trained classifier."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +20,31 @@ _TOLERANCE = 1e-5
 _MAX_PASSES = 60
 _SEARCH_TOLERANCE = 0.005
 """Every loss is a pass of its own, with noise over all samples, and it is flat at its minimum."""
-_STEP = 1.5
-"""By which the first search leaves τ = 1."""
+_STEP, _SMALL_STEP = 1.5, 1.15
+"""By which the first search leaves τ = 1, and others what is best for the scale of noise beside theirs."""
+NOISE_SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Among which the scale of the noise is looked for."""
+
+Features = Callable[[], Iterable[Tensor]] | Sequence[Tensor]
+"""Batches [b, D], or a function that gives them anew for each pass."""
+
+
+class Scales(NamedTuple):
+    """What a trained head is rescaled by.
+
+    Attributes:
+        temperature: τ
+        noise: factor of the noise, `head.noise_scale`.
+    """
+
+    temperature: float
+    noise: float
 
 
 @torch.no_grad()
 def fit_temperature(
     head: Head,
-    features: Callable[[], Iterable[Tensor]] | Sequence[Tensor],
+    features: Features,
     targets: Tensor | LabelLists,
     *,
     seed: int = 0,
@@ -49,13 +68,9 @@ def fit_temperature(
     Returns:
         τ, to a relative 1e-4, by a search 5e-3; an end of the range when the loss still falls there.
     """
-    total = targets.batch if isinstance(targets, LabelLists) else len(targets)
-    entries = label_entries(targets, total, head.num_classes, head.link)
-    if bool((entries.ids == IGNORE_INDEX).all()):
-        raise ValueError(f"targets must hold at least one example with a label, found none among {total}")
-    classifier = getattr(head, "classifier", None)
-    if head.covariance is not None or (isinstance(classifier, Classifier) and not classifier.linear):
-        return _fit_by_search(head, features, targets, seed)
+    entries = _checked(head, targets)
+    if not _is_affine(head):
+        return _rescaled(head, features, targets, seed, (head.noise_scale,)).temperature
     low, high = 1 / HIGH, 1 / LOW
     inverse, moved = 1.0, math.inf
     for _ in range(_MAX_PASSES):
@@ -76,33 +91,93 @@ def fit_temperature(
     return 1 / inverse
 
 
-def _fit_by_search(
-    head: Head, features: Callable[[], Iterable[Tensor]] | Sequence[Tensor], targets: Tensor | LabelLists, seed: int
-) -> float:
-    """τ by a bracket around the lowest of three losses, then by golden section within it."""
-    kept, training = head.temperature, head.training
-    known: dict[float, float] = {}
+@torch.no_grad()
+def fit_scales(head: Head, features: Features, targets: Tensor | LabelLists, *, seed: int = 0) -> Scales:
+    """τ and the scale of the noise that give a trained head the lowest negative log-likelihood.
 
-    def loss(log_temperature: float) -> float:
-        if log_temperature not in known:
+        min(itertools.product(torch.linspace(0.05, 20, 10**6), NOISE_SCALES), key=lambda pair: loss(*pair))
+
+    Noise that was learned from labels of which some are wrong is in part what makes them wrong. Where the labels to be
+    predicted are right, less of it is better, down to none; how much, right labels of a validation split tell. Scales
+    are tried from 1 on, downhill, each with a τ of its own. The head is not changed: set `head.noise_scale` and
+    `head.temperature = FixedTemperature(tau)` to use the result.
+
+    Args:
+        head: its own temperature and noise scale play no part.
+        features: of the validation split: batches [b, D], or a function that gives them anew for each pass.
+        targets: of all n examples in the same order, as of `fit_temperature`.
+        seed: of the draws.
+
+    Returns:
+        τ to a relative 5e-3, and one of `NOISE_SCALES`; for a head without noise that of `fit_temperature`, and 1.
+    """
+    if head.covariance is None:
+        return Scales(fit_temperature(head, features, targets, seed=seed), 1.0)
+    _checked(head, targets)
+    return _rescaled(head, features, targets, seed, NOISE_SCALES)
+
+
+def _checked(head: Head, targets: Tensor | LabelLists) -> LabelEntries:
+    """The labels one by one; raises where there is none."""
+    total = targets.batch if isinstance(targets, LabelLists) else len(targets)
+    entries = label_entries(targets, total, head.num_classes, head.link)
+    if bool((entries.ids == IGNORE_INDEX).all()):
+        raise ValueError(f"targets must hold at least one example with a label, found none among {total}")
+    return entries
+
+
+def _is_affine(head: Head) -> bool:
+    """Whether the logits are there without draws, for τ to divide."""
+    classifier = getattr(head, "classifier", None)
+    noisy = head.covariance is not None and head.noise_scale > 0
+    return not noisy and not (isinstance(classifier, Classifier) and not classifier.linear)
+
+
+def _rescaled(
+    head: Head, features: Features, targets: Tensor | LabelLists, seed: int, scales: Sequence[float]
+) -> Scales:
+    """By losses that all have the same draws: downhill among the scales, from 1 on, each with the best τ for it."""
+    kept, training = (head.temperature, head.noise_scale), head.training
+
+    def lowest(scale: float, start: float, step: float) -> tuple[float, float]:
+        head.noise_scale = scale
+
+        @functools.cache
+        def loss(log_temperature: float) -> float:
             head.temperature = FixedTemperature(math.exp(log_temperature))
-            known[log_temperature] = _mean_loss(head, features() if callable(features) else features, targets, seed)
-        return known[log_temperature]
+            return _mean_loss(head, features() if callable(features) else features, targets, seed)
+
+        at = _downhill(loss, start, math.log(step))
+        return loss(at), at
 
     head.eval()
     try:
-        low, high = math.log(LOW), math.log(HIGH)
-        middle, step = 0.0, math.log(_STEP)
-        while True:  # go downhill until both neighbours are higher, or an end is met
-            left, right = max(middle - step, low), min(middle + step, high)
-            best = min((left, middle, right), key=loss)
-            if best in (middle, low, high):
+        place = first = scales.index(1.0) if 1.0 in scales else 0
+        found = {place: lowest(scales[place], 0.0, _STEP)}
+        for side in (-1, 1):
+            while 0 <= place + side < len(scales):
+                found[place + side] = lowest(scales[place + side], found[place][1], _SMALL_STEP)
+                if found[place + side] >= found[place]:
+                    break
+                place += side
+            if place != first:  # downhill on one side is uphill on the other
                 break
-            middle = best
-        return math.exp(golden_section(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE))
+        return Scales(math.exp(found[place][1]), scales[place])
     finally:
-        head.temperature = kept
+        head.temperature, head.noise_scale = kept
         head.train(training)
+
+
+def _downhill(loss: Callable[[float], float], start: float, step: float) -> float:
+    """log τ of the lowest loss: a bracket around the lowest of three, then golden section within it."""
+    low, high = math.log(LOW), math.log(HIGH)
+    middle = start
+    while True:  # until both neighbours are higher, or an end is met
+        left, right = max(middle - step, low), min(middle + step, high)
+        best = min((left, middle, right), key=loss)
+        if best in (middle, low, high):
+            return golden_section(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE)
+        middle = best
 
 
 def _mean_loss(head: Head, batches: Iterable[Tensor], targets: Tensor | LabelLists, seed: int) -> float:

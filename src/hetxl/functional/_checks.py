@@ -32,3 +32,12 @@ def positive_float(name: str, value: object) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, found {value}")
     return float(value)
+
+
+def non_negative_float(name: str, value: object) -> float:
+    """Return `value` as a finite float of at least 0, or raise."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of at least 0, found {value!r}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be at least 0 and finite, found {value}")
+    return float(value)

@@ -80,6 +80,16 @@ class GaussianNoise:
         )
         return GaussianNoise(self.factors if shared else factors, scale, residual, self.residual_kind)
 
+    def scaled(self, factor: float) -> "GaussianNoise":
+        """Every draw times a factor: standard deviations so many times as large."""
+        factors, scale = self.factors, self.scale
+        if scale is not None:
+            scale = scale * factor
+        elif factors is not None:
+            factors = factors * factor
+        residual = None if self.residual is None else self.residual * factor
+        return GaussianNoise(factors, scale, residual, self.residual_kind)
+
     def draw(self, z: Tensor) -> Tensor:
         """Mix standard normals into noise, without building the basis; equal to `z @ self.basis()`.
 

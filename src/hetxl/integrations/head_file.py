@@ -20,7 +20,8 @@ from hetxl.nn import HEADS, FixedTemperature, Head, HetHashHead, HetXLHead, Lear
 from hetxl.nn.classifier import is_plain_linear
 from hetxl.nn.covariance import DiagonalCovariance, EfficientCovariance, FullCovariance, LowRankCovariance
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no `noise_scale`."""
 KEY = "hetxl_head"
 """The entry of the metadata that holds the configuration."""
 
@@ -31,7 +32,7 @@ _COVARIANCES: dict[type, str] = {
     FullCovariance: "full",
 }
 _SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init")
-_NOISE = ("covariance", "rank", "residual", "noise_init")
+_NOISE = ("covariance", "rank", "residual", "noise_init", "noise_scale")
 _OWN = {"det": (), "het": _NOISE, "het-h": (*_NOISE, "buckets", "hash_seed"), "het-xl": (*_NOISE, "noise_features")}
 _TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTemperature, ("low", "high", "init"))}
 
@@ -127,7 +128,7 @@ def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, A
                 f"covariance is a {type(covariance).__name__}, code that a file cannot hold; use one by name"
             )
         options["covariance"] = _COVARIANCES[type(covariance)]
-        options |= {"rank": covariance.rank, "noise_init": covariance.init}
+        options |= {"rank": covariance.rank, "noise_init": covariance.init, "noise_scale": head.noise_scale}
         options["residual"] = covariance.residual_kind or "rank1"  # `full` has none and takes no notice
     if isinstance(head, HetHashHead):
         options |= {"buckets": head.buckets, "hash_seed": head.hash_seed}
@@ -201,6 +202,8 @@ def _read_configuration(path: Path, metadata: dict[str, str] | None) -> dict[str
         _exactly("entries", found, ("format", "hetxl_version", "head", "in_features", "num_classes", "options",
                                     "temperature", "class_names"))  # fmt: skip
         one_of("head", found["head"], HEADS)
+        if version == 1 and found["head"] != "det" and isinstance(found["options"], dict):
+            found["options"].setdefault("noise_scale", 1.0)
         _exactly("options", found["options"], (*_SHARED, *_OWN[found["head"]]))
         _exactly("temperature", found["temperature"], None)
         one_of("temperature", found["temperature"].get("kind"), _TEMPERATURES)

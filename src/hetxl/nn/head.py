@@ -12,7 +12,6 @@ from hetxl.functional import (
     IGNORE_INDEX,
     SAMPLERS,
     Affine,
-    GaussianNoise,
     Lift,
     LogitDistribution,
     Order,
@@ -20,7 +19,7 @@ from hetxl.functional import (
     Weights,
     check_targets,
 )
-from hetxl.functional._checks import integer_at_least, one_of
+from hetxl.functional._checks import integer_at_least, non_negative_float, one_of
 from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS, TOLERANCE
 from hetxl.functional.links import LINKS, Link
@@ -28,7 +27,7 @@ from hetxl.functional.targets import TargetsLike
 from hetxl.functional.weighting import REDUCTIONS
 from hetxl.nn.classifier import Averages, Classifier, GetLogits, Plain, as_classifier, factory_options, is_plain_linear
 from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.nn.noisy import NoisyFeatures, check_normals
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.temperature import LearnedTemperature, as_temperature
 
@@ -49,6 +48,8 @@ class Head(nn.Module, ABC):
         covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
         residual: "rank1" or "diagonal", what the covariance has beside its factors.
         noise_init: scale of the noise at the start; 1 for that of the paper's authors.
+        noise_scale: factor of the noise but in training mode's `head(...)`: 1 for what was learned, 0 for none. Learned
+            from wrong labels, noise is too large for right ones: `hetxl.evaluation.fit_scales`.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
         temperature: τ, a positive number or a module such as `LearnedTemperature`; None for the head's own default: 1
             for DET, learned from 1 on for the others, so that a head over a trained classifier starts with its logits.
@@ -77,6 +78,7 @@ class Head(nn.Module, ABC):
         covariance: str = "efficient",
         residual: str = "rank1",
         noise_init: float = NOISE_INIT,
+        noise_scale: float = 1.0,
         link: str = "softmax",
         temperature: float | nn.Module | None = None,
         train_samples: int = TRAIN_SAMPLES,
@@ -99,6 +101,7 @@ class Head(nn.Module, ABC):
         if not callable(sampler):
             one_of("sampler", sampler, SAMPLERS)
         self.sampler = sampler
+        self.noise_scale = non_negative_float("noise_scale", noise_scale)
         self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
         self.bias_init = bias_init
         made = as_classifier(
@@ -173,7 +176,8 @@ class Head(nn.Module, ABC):
         self._check_features(features)
         one_of("reduction", reduction, REDUCTIONS)
         samples = self.train_samples if self.training else self.eval_samples
-        noisy = self._sampling(features, samples, num_samples, generator, noise, order)
+        scale = 1.0 if self.training else self.noise_scale
+        noisy = self._sampling(features, samples, num_samples, generator, noise, order, scale=scale)
         answering = self._answering()
         if targets is not None:
             checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link, ignore_index)
@@ -245,9 +249,11 @@ class Head(nn.Module, ABC):
         one_of("method", method, METHODS)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
-        if self.covariance is None:
+        scale = self.noise_scale
+        if self.covariance is None or not scale:
             method = "deterministic"
-        noisy = self._sampling(features, self.eval_samples, num_samples, generator, noise, order, method == "mc")
+        options = {"drawn": method == "mc", "scale": scale}
+        noisy = self._sampling(features, self.eval_samples, num_samples, generator, noise, order, **options)
         answering = self._answering()
         summary = answering.predict(noisy, method, top_k, tolerance)
         return Prediction(
@@ -270,7 +276,7 @@ class Head(nn.Module, ABC):
             features: [..., D]
         """
         self._check_features(features)
-        return self._answering().distribution(self._noisy(features, None, None, None))
+        return self._answering().distribution(self._sampling(features, 1, drawn=False, scale=self.noise_scale))
 
     @abstractmethod
     def _noise_features(self) -> int | None:
@@ -300,38 +306,40 @@ class Head(nn.Module, ABC):
         """What answers for losses and predictions."""
         return self._own or Plain(self._affine() or GetLogits(self.classifier, self.num_classes))
 
-    def _noisy(
-        self, features: Tensor, z: Tensor | None, order: Order | None, generator: torch.Generator | None
-    ) -> NoisyFeatures:
-        if self._own is not None:
-            features = self._own.prepare(features)
-        noise: GaussianNoise | None = None if self.covariance is None else self.covariance(features)
-        return NoisyFeatures(
-            features, noise, z, self._lift(), self.temperature(), self.link, order, self.memory_budget, generator
-        )
-
     def _sampling(
         self,
         features: Tensor,
         samples: int,
-        num_samples: int | None,
-        generator: torch.Generator | None,
-        noise: Tensor | None,
-        order: Order | None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+        *,
         drawn: bool = True,
+        scale: float = 1.0,
     ) -> NoisyFeatures:
-        """The features with their noise and the normals [..., S, Q] for one call; without those unless `drawn`."""
+        """The features with so much of their noise, and the normals [..., S, Q] of a call if they are to be `drawn`."""
         if order is not None:
             one_of("order", order, ORDERS)
         if num_samples is not None:
             samples = integer_at_least("num_samples", num_samples, 1)
         if noise is not None and drawn:
-            self._check_noise(noise, features, num_samples)
-        z = None
-        if drawn and self.covariance is not None:
+            size = 0 if self.covariance is None else self.covariance.size
+            check_normals(noise, features.shape[:-1], size, num_samples)
+        z, gaussian, lift = None, None, None
+        is_noisy = self.covariance is not None and scale > 0
+        if drawn and is_noisy:
             z = self._draw(features, samples, generator) if noise is None else noise
             z = z.to(features.dtype)
-        return self._noisy(features, z, order, generator)
+        if self._own is not None:
+            features = self._own.prepare(features)
+        if is_noisy:
+            assert self.covariance is not None
+            gaussian, lift = self.covariance(features), self._lift()
+            gaussian = gaussian if scale == 1 else gaussian.scaled(scale)
+        return NoisyFeatures(
+            features, gaussian, z, lift, self.temperature(), self.link, order, self.memory_budget, generator
+        )
 
     def _draw(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
         """Standard normals [..., S, Q], in at least float32."""
@@ -372,18 +380,6 @@ class Head(nn.Module, ABC):
         if affine is not None:
             return affine.weight.dtype
         return None if self.covariance is None else next(self.covariance.parameters()).dtype
-
-    def _check_noise(self, noise: Tensor, features: Tensor, num_samples: int | None) -> None:
-        size = 0 if self.covariance is None else self.covariance.size
-        batch_shape = list(features.shape[:-1])
-        shape = list(noise.shape)
-        if shape[-1:] != [size] or shape[:-2] not in (batch_shape, []) or len(shape) < 2 or shape[-2] < 1:
-            raise ValueError(
-                f"noise must have shape {[*batch_shape, 'S', size]}, or {['S', size]} shared by all examples, "
-                f"with S at least 1; found {shape}".replace("'S'", "S")
-            )
-        if num_samples is not None and num_samples != shape[-2]:
-            raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; give one of them")
 
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""

@@ -19,6 +19,7 @@ class HeadOptions(TypedDict, total=False):
     covariance: str
     residual: str
     noise_init: float
+    noise_scale: float
     link: str
     temperature: float | nn.Module | None
     train_samples: int

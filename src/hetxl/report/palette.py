@@ -20,7 +20,7 @@ _NAMES = (
     "HET-H",
     "DET + temperature scaling",
     "DET + label smoothing",
-    "HET-XL + temperature scaling",
+    "HET-XL + scaling",
 )
 KNOWN = {name: place for place, name in enumerate(_NAMES)}
 """Heads that look the same in every report."""

@@ -9,6 +9,7 @@ from hetxl.report.statistics import mean
 from hetxl.studies.plot import plot_differences
 from hetxl.studies.settings import RATE
 from hetxl.studies.summary import WORSE, Summary, count_verdicts, heads_table, judge, verdict_table
+from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.files import read_json
 
 PICTURE = "defaults.svg"
@@ -64,6 +65,14 @@ def page(summaries: Sequence[Summary]) -> str:
             "The paper's order in NLL is HET-XL ≤ HET-H ≤ HET ≤ DET. Here, with < where the difference of neighbours "
             f"counts (p < {WORSE:g}) and ≈ where it does not: {'; '.join(ordered)}.\n"
         )
+    rescaled = [summary for summary in summaries if {SCALED, SCALED_XL} <= set(summary["heads"])]
+    if rescaled:
+        parts.append(
+            "## Rescaled on the validation split\n\nBoth heads with τ fitted to validation labels after the training, "
+            "and HET-XL with the scale of its noise beside it. Validation labels are right in the noisy settings too: "
+            "noise that explains wrong labels is left out for right ones.\n"
+        )
+        parts += [verdict_table(rescaled, SCALED_XL, SCALED), count_verdicts(rescaled, SCALED_XL, SCALED) + "\n"]
     longer = [summary for summary in summaries if {"HET-XL", LONGER} <= set(summary["heads"])]
     if longer:
         parts.append(

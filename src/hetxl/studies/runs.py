@@ -35,6 +35,7 @@ def over_seeds(results: Iterable[Result], split: str = "test") -> dict[str, Any]
     values["train_seconds"] = [run["train_seconds"] for run in runs]
     values["steps"] = runs[0]["steps"]
     values["temperature"] = [run["temperature"] for run in runs]
+    values["noise_scale"] = [run.get("noise_scale", 1.0) for run in runs]  # runs of before had no other
     values["parameters"] = runs[0]["parameters"]["total"]
     values["seeds"] = [run["seed"] for run in runs]
     return values

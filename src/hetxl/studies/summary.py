@@ -70,8 +70,9 @@ def _by_seed(summary: Summary, label: str) -> dict[int, dict[str, float]]:
 
 def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL", baseline: str = BASELINE) -> str:
     """A head against another in every setting, in markdown."""
+    names = (label.split(",")[0].split(" +")[0] for label in (baseline, head))
     lines = [
-        f"| setting | K | {baseline.split(',')[0]}'s NLL | {head}'s NLL | difference | p | precision@1 | p | |",
+        f"| setting | K | {next(names)}'s NLL | {next(names)}'s NLL | difference | p | precision@1 | p | |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for summary in summaries:
@@ -96,6 +97,8 @@ def heads_table(summary: Summary) -> str:
     ]
     for label, values in summary["heads"].items():
         temperature = f"{mean(values['temperature']).value:.2f}" if "temperature" in values else "–"
+        if any(scale != 1 for scale in values.get("noise_scale", ())):
+            temperature += f", noise × {mean(values['noise_scale']).value:.2f}"
         lines.append(
             f"| {label} | {mean_text(values['nll'])} | {_against(summary, label)} | "
             f"{mean_text(values['precision@1'], 2, 100)} % | "
@@ -119,7 +122,7 @@ def cost_text(summary: Summary, label: str) -> str:
     values = summary["heads"][label]
     if _is_ensemble(values):
         return f"{len(values['seeds'])}×"
-    head = label.split(",")[0].split(" +")[0].lower()  # "DET, as much time …", "HET-XL + temperature scaling"
+    head = label.split(",")[0].split(" +")[0].lower()  # "DET, as much time …", "HET-XL + scaling"
     if head not in summary.get("pace", ()):
         return "–"
     return f"{summary['pace'][head] * values['steps'] / summary['steps']:.1f}×"

@@ -4,30 +4,21 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from hetxl.data import describe
-from hetxl.data.dataset import Dataset
-from hetxl.evaluation.metrics import summarise
-from hetxl.evaluation.scaling import fit_temperature
 from hetxl.functional._checks import one_of
-from hetxl.nn import FixedTemperature
 from hetxl.training.config import TrainConfig
-from hetxl.training.features import feature_batches
 from hetxl.training.files import read_json, write_json
 from hetxl.training.model import link_of
-from hetxl.training.order import derive
 from hetxl.training.progress import Narrator, duration
-from hetxl.training.results import evaluate_split, result_of, write_evaluation
-from hetxl.training.run import Run, load_run, save_model, start_run
+from hetxl.training.rescale import rescale
+from hetxl.training.run import start_run
 from hetxl.training.train import open_data, train
 
 SMOOTHING = 0.1
-SCALED, SCALED_XL = (f"{head} + temperature scaling" for head in ("DET", "HET-XL"))
+SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
 SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
-"""Those whose τ is also fitted on the validation split afterwards, and how tables call them then."""
+"""Those whose τ, and scale of the noise, are also fitted on the validation split afterwards, and their names then."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ VARIANTS = {
     "het-h": Variant("het-h", "HET-H", {"head": "het-h"}),
     "het-xl": Variant("het-xl", "HET-XL", {"head": "het-xl"}),
 }
-"""What takes part, in the order of the table. Those of `SCALABLE` bring one with temperature scaling along."""
+"""What takes part, in the order of the table. Those of `SCALABLE` bring one that is rescaled along."""
 
 
 def compare(
@@ -98,7 +89,7 @@ def compare(
             run = train(one, dataset=dataset, narrator=narrator, label=variant.label, description=description)
             if variant.name in SCALABLE:
                 place = _scaled_place(directory, variant.name, seed)
-                scale_temperature(run, place, dataset, narrator, SCALABLE[variant.name])
+                rescale(run, place, dataset, narrator, SCALABLE[variant.name])
     labels = []
     for variant in wanted:
         labels += [variant.label, *([SCALABLE[variant.name]] if variant.name in SCALABLE else [])]
@@ -119,50 +110,3 @@ def _scaled_place(directory: Path, head: str, seed: int) -> Path:
 def _config_of(config: TrainConfig, variant: Variant, seed: int, directory: Path) -> TrainConfig:
     place = directory / "runs" / f"{variant.name}-seed{seed}"
     return dataclasses.replace(config, seed=seed, out=str(place), **variant.options)  # pyright: ignore[reportArgumentType]
-
-
-def scale_temperature(run: Run, directory: Path, dataset: Dataset, narrator: Narrator, label: str) -> None:
-    """A head with τ fitted on the validation split afterwards (Guo et al.), as a run of its own.
-
-    Args:
-        run: finished.
-        directory: of the new run.
-        dataset: it was trained on.
-        narrator: tells the result.
-        label: how tables call it.
-    """
-    if _finished(directory):
-        return
-    trained = load_run(run.path)
-    model, split = trained.model, dataset.splits.get("validation", dataset.splits["train"])
-    rows = np.arange(len(split))
-    limit = run.config.evaluation_examples
-    if limit and limit < len(rows):
-        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
-    device = next(model.parameters()).device
-    features, read = zip(*feature_batches(model.backbone, split, rows, run.config.workers, device), strict=True)
-    seed = derive(run.config.seed, 15)
-    temperature = fit_temperature(model.head, features, split.labels.take(np.concatenate(read)), seed=seed)
-    model.head.temperature = FixedTemperature(temperature)
-    # Whatever a τ that learns was told is past.
-    fitted: dict[str, Any] = {
-        "temperature": str(temperature),
-        "temperature_method": "train",
-        "temperature_held_out": 0.0,
-    }
-    config = dataclasses.replace(run.config, out=str(directory), **fitted)
-    scaled = start_run(config, directory)
-    save_model(scaled, model)
-    write_json(directory / "model.json", read_json(run.path / "model.json"))
-    counts = np.asarray(trained.class_counts)
-    name = "test" if "test" in dataset.splits else "validation"
-    options = {"seed": seed, "workers": config.workers, "class_names": dataset.class_names}
-    validation = evaluate_split(model, split, limit=limit, quiet=True, **options)
-    evaluation = evaluate_split(model, dataset.splits[name], limit=config.test_examples, confusions=True, **options)
-    metrics = {"validation": summarise(validation.records, counts)}
-    metrics[name] = write_evaluation(directory, evaluation, dataset, name, counts)
-    before = read_json(run.path / "result.json")
-    carried = {key: before[key] for key in ("head", "seed", "data", "train_seconds", "steps", "examples")}
-    result = result_of(label, model, dataset, metrics, evaluation, derived_from=run.path.name, **carried)
-    write_json(directory / "result.json", result)
-    narrator.say(f"{label}: τ = {temperature:.3f}, {name} NLL {metrics[name]['nll']:.3f}")

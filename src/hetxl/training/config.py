@@ -58,6 +58,7 @@ class TrainConfig:
     covariance: str = option("efficient", "head", "Its form.", ("efficient", "low_rank", "diagonal", "full"))
     residual: str = option("rank1", "head", "What it has beside its factors.", ("rank1", "diagonal"))
     noise_init: float = option(0.1, "head", "Scale of the noise at the start; 1 for that of the paper's authors.")
+    noise_scale: float = option(1.0, "head", "Factor of the noise outside training; 0 leaves it out.")
     noise_features: int | None = option(None, "head", "HET-XL: size M of a noise space of its own.")
     buckets: int | None = option(None, "head", "HET-H: buckets H [D].")
     temperature: str = option(
@@ -227,7 +228,7 @@ _AT_LEAST: dict[str, float] = {
     "warmup_from": 0, "weight_decay": 0, "clip": 0, "patience": 0, "seed": 0, "data_seed": 0, "evaluate_every": 1,
     "evaluation_examples": 0, "test_examples": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1,
     "temperature_learning_rate": 0, "buckets": 1, "noise_features": 1, "noise_learning_rate": 0,
-    "noise_weight_decay": 0, "temperature_prior": 0, "negatives": 1, "neighbours": 1,
+    "noise_weight_decay": 0, "noise_scale": 0, "temperature_prior": 0, "negatives": 1, "neighbours": 1,
 }  # fmt: skip
 
 

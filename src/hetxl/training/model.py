@@ -57,6 +57,7 @@ def head_options(config: TrainConfig, link: str) -> dict[str, Any]:
         "covariance": config.covariance,
         "residual": config.residual,
         "noise_init": config.noise_init,
+        "noise_scale": config.noise_scale,
         "link": link,
         "temperature": temperature,
         "train_samples": config.train_samples,

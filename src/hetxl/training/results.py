@@ -116,6 +116,7 @@ def result_of(
         "metrics": metrics,
         "predict_seconds_per_1000": 1000 * evaluation.seconds / max(len(evaluation.records), 1),
         "temperature": temperature,
+        "noise_scale": head.noise_scale,
         "best_nll": dataset.best_nll,
         "broken": [list(item) for item in evaluation.broken[:100]],
         **more,

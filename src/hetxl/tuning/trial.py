@@ -8,11 +8,11 @@ from typing import Any
 
 from hetxl.data import describe
 from hetxl.data.dataset import Dataset
-from hetxl.training.compare import scale_temperature
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
+from hetxl.training.rescale import rescale
 from hetxl.training.results import LABELS
 from hetxl.training.run import check_same
 from hetxl.training.train import open_data, train
@@ -118,7 +118,7 @@ def run_trial(trial: Trial, narrator: Narrator | None = None, dataset: Dataset |
     label = LABELS[trial.config.head]
     run = train(trial.config, dataset=seen, narrator=narrator, label=label, description=describe(seen))
     if trial.posthoc:
-        scale_temperature(run, trial.final, seen, narrator, f"{label}, τ fitted afterwards")
+        rescale(run, trial.final, seen, narrator, f"{label}, τ fitted afterwards", noise=False)
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
     shutil.rmtree(run.path / "features", ignore_errors=True)
 
