@@ -40,6 +40,16 @@ def test_it_equals_predict(variant, link, method):
             torch.testing.assert_close(found, expected(head, features, module), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "det"])
+def test_the_scale_of_the_noise_comes_along(variant, scale):
+    head, features = small(variant, noise_scale=scale), torch.randn(3, 5)
+    module = exportable(head)
+    torch.testing.assert_close(module(features), expected(head, features, module), rtol=0, atol=1e-6)
+    assert module.about["method"] == ("mc" if scale else "deterministic")
+    assert module.about.get("noise_scale") == (scale or None)
+
+
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "det"])
 def test_both_orders_and_many_blocks(variant, link, monkeypatch):

@@ -53,9 +53,10 @@ def test_without_noise_the_output_is_the_layers_bit_for_bit(layer):
     inputs = PICTURES if isinstance(layer, nn.Conv2d) else FEATURES
     before = layer(inputs)
     assert torch.equal(LAYERS["det"](layer, temperature=1.0)(inputs), before)
-    noisy = HetXLLayer(layer, temperature=1.0, eval_method="deterministic").eval()
-    assert torch.equal(noisy(inputs), before)
-    assert not torch.equal(noisy.train()(inputs), before)
+    for options in ({"eval_method": "deterministic"}, {"noise_scale": 0.0}):
+        noisy = HetXLLayer(layer, temperature=1.0, **options).eval()
+        assert torch.equal(noisy(inputs), before)
+        assert not torch.equal(noisy.train()(inputs), before)
 
 
 def test_a_temperature_divides_the_logits():

@@ -147,6 +147,8 @@ class Exportable(nn.Module):
         if noise is not None:
             sampler = head.sampler if isinstance(head.sampler, str) else "custom"
             found |= {"num_samples": noise.shape[0], "sampler": sampler, "seed": self.seed}
+        if head.noise_scale not in (0, 1):
+            found["noise_scale"] = head.noise_scale
         return found if self.top_k is None else found | {"top_k": self.top_k}
 
     def probabilities(self, *inputs: Tensor) -> Tensor:
@@ -207,7 +209,7 @@ def exportable(
     if top_k is not None and integer_at_least("top_k", top_k, 1) > head.num_classes:
         raise ValueError(f"top_k must be at most the number of classes, {head.num_classes}, found {top_k}")
     samples = head.eval_samples if num_samples is None else integer_at_least("num_samples", num_samples, 1)
-    if head.covariance is None:
+    if head.covariance is None or not head.noise_scale:
         method = "deterministic"
     copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     if isinstance(copied, Adapted):

@@ -196,7 +196,9 @@ class HeadLayer(Head):
 
     @property
     def _method(self) -> str:
-        return "mc" if self.training else self.eval_method
+        if self.training:
+            return "mc"
+        return self.eval_method if self.noise_scale else "deterministic"
 
     def _without_samples(self, features: Tensor) -> Tensor:
         log_probs = self.predict(features, method=self.eval_method).log_probs
