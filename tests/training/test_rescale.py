@@ -1,10 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from hetxl.training.progress import Narrator
-from hetxl.training.rescale import rescale
+from hetxl.training.rescale import rescale, rescale_run
 from hetxl.training.run import load_run
 from hetxl.training.train import open_data, train
 from support.training import small
@@ -42,3 +43,28 @@ def test_what_is_there_stays(run, tmp_path):
     (tmp_path / "result.json").write_text("{}")
     rescale(run, tmp_path, open_data(run.config), QUIET, "again")
     assert (tmp_path / "result.json").read_text() == "{}"
+
+
+def test_a_run_is_rescaled_to_other_labels(tmp_path):
+    rng = np.random.default_rng(0)
+    centres, classes = 3 * rng.normal(size=(4, 6)), rng.integers(0, 4, 600)
+    rows = (centres[classes] + rng.normal(size=(600, 6))).astype("float32")
+    np.savez(tmp_path / "data.npz", features=rows, labels=classes)
+    np.savez(tmp_path / "random.npz", features=rows[:200], labels=rng.integers(0, 4, 200))
+    config = small(tmp_path / "run", data=str(tmp_path / "data.npz"), steps=40, learning_rate=0.05)
+    run = train(config, narrator=QUIET)
+    own = rescale_run(run.path, narrator=QUIET)
+    assert own.path == tmp_path / "run-scaled"
+    other = rescale_run(run.path, tmp_path / "other", validation=str(tmp_path / "random.npz"), narrator=QUIET)
+    assert json.loads((own.path / "result.json").read_text())["label"] == "HET-XL + scaling"
+    # Labels at random are best told with probabilities that are all alike.
+    assert float(other.config.temperature) > 2 * float(own.config.temperature)
+    with pytest.raises(ValueError, match="other is there already; remove it, or choose another --out"):
+        rescale_run(run.path, tmp_path / "other", narrator=QUIET)
+
+
+def test_what_cannot_be_rescaled(run, tmp_path):
+    (tmp_path / "begun").mkdir()
+    run.config.save(tmp_path / "begun" / "config.json")
+    with pytest.raises(ValueError, match="begun has not ended; give the command again that trained it"):
+        rescale_run(tmp_path / "begun")

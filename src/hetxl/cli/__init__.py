@@ -12,6 +12,7 @@ from hetxl.cli.export import export
 from hetxl.cli.params import params
 from hetxl.cli.predict import predict
 from hetxl.cli.report import report
+from hetxl.cli.rescale import rescale
 from hetxl.cli.study import study
 from hetxl.cli.train import compare, train
 from hetxl.cli.tune import tune
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (compare, train, tune, evaluate, predict, export, report, params):
+for command in (compare, train, tune, rescale, evaluate, predict, export, report, params):
     app.command()(command)
 app.add_typer(contrastive, name="contrastive")
 app.add_typer(data, name="data")

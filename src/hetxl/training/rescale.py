@@ -15,7 +15,8 @@ from hetxl.training.files import read_json, write_json
 from hetxl.training.order import derive
 from hetxl.training.progress import Narrator
 from hetxl.training.results import evaluate_split, result_of, write_evaluation
-from hetxl.training.run import Run, load_run, save_model, start_run
+from hetxl.training.run import Run, load_run, open_run, save_model, start_run
+from hetxl.training.train import open_data
 
 
 def rescale(run: Run, directory: Path, dataset: Dataset, narrator: Narrator, label: str, *, noise: bool = True) -> None:
@@ -70,3 +71,36 @@ def rescale(run: Run, directory: Path, dataset: Dataset, narrator: Narrator, lab
     write_json(directory / "result.json", result)
     told = f"τ = {found.temperature:.3f}" + (f", noise × {found.noise:g}" if found.noise != 1 else "")
     narrator.say(f"{label}: {told}, {name} NLL {metrics[name]['nll']:.3f}")
+
+
+def rescale_run(
+    directory: Path | str,
+    out: Path | None = None,
+    *,
+    validation: str | None = None,
+    noise: bool = True,
+    narrator: Narrator | None = None,
+) -> Run:
+    """`hetxl rescale`: a trained run with the scales that fit its validation split, or other labels, beside it.
+
+    Args:
+        directory: of a finished run; it is left as it is.
+        out: directory of the new run; that of the run with "-scaled" behind it without.
+        validation: data with labels to fit to, in the place of the run's own.
+        noise: whether the scale of the noise is fitted too.
+        narrator: tells the result.
+    """
+    run = open_run(Path(directory))
+    if not run.finished:
+        raise ValueError(f"{run.path} has not ended; give the command again that trained it, and rescale it then")
+    if validation is not None:
+        run = dataclasses.replace(run, config=dataclasses.replace(run.config, validation=validation))
+    dataset = open_data(run.config)
+    if "validation" not in dataset.splits:
+        raise ValueError(f"data {run.config.data!r} has no validation split to fit to; give one with --validation")
+    place = run.path.with_name(f"{run.path.name}-scaled") if out is None else out
+    if (place / "result.json").exists():
+        raise ValueError(f"{place} is there already; remove it, or choose another --out")
+    label = f"{read_json(run.path / 'result.json')['label']} + scaling"
+    rescale(run, place, dataset, narrator or Narrator(), label, noise=noise)
+    return open_run(place)
