@@ -6,7 +6,6 @@ from torch import nn
 from hetxl import DetHead
 from hetxl.classifiers import AdaptiveClassifier
 from hetxl.evaluation import fit_scales, fit_temperature, scaling
-from hetxl.evaluation.scaling import golden_section
 from hetxl.functional import LabelLists
 from hetxl.nn import FixedTemperature
 from support.cases import make
@@ -121,14 +120,6 @@ def test_bad_input():
     once = iter([logits])
     with pytest.raises(ValueError, match="features holds 0 examples and targets 8; give the batches anew"):
         fit_temperature(head_of(10), lambda: once, targets)
-
-
-@pytest.mark.parametrize("place", [-0.9, 0.0, 0.123, 1.0])
-def test_a_minimum_is_found(place):
-    calls = []
-    found = golden_section(lambda x: calls.append(x) or (x - place) ** 2, -1, 1, 0.001)
-    assert found == pytest.approx(place, abs=0.001)
-    assert len(calls) < 20
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])

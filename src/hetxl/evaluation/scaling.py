@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hetxl.evaluation.entries import LabelEntries, label_entries
 from hetxl.evaluation.evaluate import MAX_BYTES
+from hetxl.evaluation.minimum import minimum_between
 from hetxl.functional import IGNORE_INDEX, LabelLists
 from hetxl.nn import Classifier, FixedTemperature, Head
 
@@ -169,14 +170,14 @@ def _rescaled(
 
 
 def _downhill(loss: Callable[[float], float], start: float, step: float) -> float:
-    """log τ of the lowest loss: a bracket around the lowest of three, then golden section within it."""
+    """log τ of the lowest loss: a bracket around the lowest of three, then the minimum within it."""
     low, high = math.log(LOW), math.log(HIGH)
     middle = start
     while True:  # until both neighbours are higher, or an end is met
         left, right = max(middle - step, low), min(middle + step, high)
         best = min((left, middle, right), key=loss)
         if best in (middle, low, high):
-            return golden_section(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE)
+            return minimum_between(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE)
         middle = best
 
 
@@ -190,23 +191,6 @@ def _mean_loss(head: Head, batches: Iterable[Tensor], targets: Tensor | LabelLis
     if not math.isfinite(found):
         raise ValueError(f"features or the head's weights are not finite: the loss is {found}")
     return found
-
-
-def golden_section(function: Callable[[float], float], low: float, high: float, width: float) -> float:
-    """Where a function with one minimum between two places has it, to within a width."""
-    share = (math.sqrt(5) - 1) / 2
-    left, right = high - share * (high - low), low + share * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > width:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - share * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + share * (high - low)
-            at_right = function(right)
-    return (low + high) / 2
 
 
 def _slopes(head: Head, batches: Iterable[Tensor], entries: LabelEntries, inverse: float) -> tuple[float, float]:
