@@ -22,7 +22,10 @@ def test_a_picture_of_all_settings(tmp_path):
     text = path.read_text()
     assert "<svg" in text
     # A setting that lacks a head has no mark for it, and the others are drawn.
-    assert plot_differences([summary("a", 0.1)], tmp_path / "b.svg", ("HET-XL", "HET")).exists()
+    panels = {"steps": [("HET-XL", "DET"), ("HET", "DET")], "turned round": [("DET", "HET-XL")]}
+    text = plot_differences([summary("a", 0.1)], tmp_path / "b.svg", panels).read_text()
+    for label in ("steps", "turned round", "HET", "a"):
+        assert f"<!-- {label} -->" in text
 
 
 def test_half_an_interval():

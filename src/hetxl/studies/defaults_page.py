@@ -23,7 +23,12 @@ TOLD = (
     "turns.\n"
 )
 LONGER = "DET, as much time as HET-XL"
-DRAWN = ("HET-XL", "HET", "HET-H", LONGER)
+PANELS = {
+    "as many steps, less DET": [(head, "DET") for head in ("HET-XL", "HET", "HET-H")],
+    "rescaled: HET-XL less DET": [(SCALED_XL, SCALED)],
+    "as much time: HET-XL less DET": [("HET-XL", LONGER)],
+}
+"""Of the picture."""
 
 
 def finished(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -85,11 +90,12 @@ def page(summaries: Sequence[Summary]) -> str:
 
 
 def plot(summaries: Sequence[Summary], path: Path) -> Path:
-    """Draw the NLL of heads less that of DET.
+    """Draw the NLL of heads less that of DET, as far as there are some.
 
     Args:
         summaries: of the settings.
         path: of the picture; its ending says which kind.
     """
     known = {head for summary in summaries for head in summary["heads"]}
-    return plot_differences(summaries, path, [head for head in DRAWN if head in known])
+    panels = {title: [pair for pair in pairs if set(pair) <= known] for title, pairs in PANELS.items()}
+    return plot_differences(summaries, path, {title: pairs for title, pairs in panels.items() if pairs})

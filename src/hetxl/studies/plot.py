@@ -1,11 +1,11 @@
-"""A study at a glance: the differences to DET in every setting, with their 95 % intervals."""
+"""A study at a glance: differences in every setting, with their 95 % intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hetxl.report.statistics import PairedTest, two_sided_p
-from hetxl.studies.summary import Summary, judge
+from hetxl.studies.summary import BASELINE, Summary, judge
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -77,30 +77,39 @@ def plot_groups(groups: Sequence[tuple[str, Sequence[tuple[str, PairedTest]]]], 
     return save_figure(figure, path)
 
 
-def plot_differences(summaries: Sequence[Summary], path: Path, heads: Sequence[str] = ("HET-XL",)) -> Path:
-    """Test NLL of heads less that of DET, one row for each setting, written as a picture.
+def plot_differences(
+    summaries: Sequence[Summary], path: Path, panels: Mapping[str, Sequence[tuple[str, str]]] | None = None
+) -> Path:
+    """Test NLL of heads less that of others, one row for each setting, written as a picture.
 
     Args:
         summaries: of the settings, from the top down.
         path: of the picture; its ending says which kind.
-        heads: labels; those that a setting does not have are left out there.
+        panels: pairs of labels, the head and what it is compared with, by a title; each panel has a scale of its own.
+            Pairs that a setting does not have are left out there. HET-XL against DET without.
     """
-    figure = new_figure(7.5, 0.9 + 0.42 * len(summaries))
-    axes = figure.add_subplot()
-    axes.axvline(0, color="0.4", linewidth=1)
-    for number, head in enumerate(heads):
-        centres, places, widths = [], [], []
-        for row, summary in enumerate(summaries):
-            if head not in summary["heads"]:
-                continue
-            test = judge(summary, head).nll
-            centres.append(test.difference)
-            places.append(row + 0.6 * ((number + 0.5) / len(heads) - 0.5))
-            widths.append(half_width(test))
-        axes.errorbar(centres, places, xerr=widths, fmt="o", markersize=4, capsize=2, label=head)
-    axes.set_yticks(range(len(summaries)), [str(summary["setting"]) for summary in summaries])
-    axes.invert_yaxis()
-    axes.set_xlabel("test NLL less that of DET, paired over seeds, with 95 % intervals (left of 0 is better)")
-    if len(heads) > 1:
-        axes.legend(frameon=False, fontsize="small")
+    panels = {"": [("HET-XL", BASELINE)]} if panels is None else panels
+    figure = new_figure(4.5 + 3.0 * len(panels), 1.2 + 0.42 * len(summaries))
+    for place, (title, pairs) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        axes.axvline(0, color="0.4", linewidth=1)
+        for number, (head, baseline) in enumerate(pairs):
+            centres, places, widths = [], [], []
+            for row, summary in enumerate(summaries):
+                if not {head, baseline} <= set(summary["heads"]):
+                    continue
+                test = judge(summary, head, baseline).nll
+                centres.append(test.difference)
+                places.append(row + 0.6 * ((number + 0.5) / len(pairs) - 0.5))
+                widths.append(half_width(test))
+            axes.errorbar(centres, places, xerr=widths, fmt="o", markersize=4, capsize=2, label=head)
+        settings = [str(summary["setting"]) for summary in summaries]
+        axes.set_yticks(range(len(settings)), settings if place == 0 else [""] * len(settings))
+        axes.set_ylim(len(settings) - 0.5, -0.5)
+        axes.set_title(title, fontsize="small")
+        if len(pairs) > 1:
+            axes.legend(frameon=False, fontsize="small")
+    figure.supxlabel(
+        "difference of test NLL, paired over seeds, with 95 % intervals (left of 0 is better)", fontsize="small"
+    )
     return save_figure(figure, path)
