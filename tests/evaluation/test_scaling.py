@@ -231,3 +231,33 @@ def test_scales_need_a_label():
     head, features, targets = twins(0.0)
     with pytest.raises(ValueError, match="at least one example with a label, found none among 1200"):
         fit_scales(head, [features], torch.full_like(targets, -100))
+
+
+def test_scales_with_several_labels_an_example():
+    head, features, targets = twins(0.2)
+    head.link = "sigmoid"
+    lists = LabelLists.from_lists([[int(target)] for target in targets])
+    found = fit_scales(head, [features], lists)
+    assert found.noise in scaling.NOISE_SCALES
+    head.eval()
+    losses = []
+    for scales in (found, scaling.Scales(1.0, 1.0), scaling.Scales(1.0, 0.0)):
+        head.temperature, head.noise_scale = FixedTemperature(scales.temperature), scales.noise
+        losses.append(float(head.loss(features, lists, generator=torch.Generator().manual_seed(0)).detach()))
+    assert losses[0] <= min(losses)
+
+
+def test_where_nothing_is_to_gain_nothing_is_changed():
+    head, features, targets = twins(0.0)
+    with torch.no_grad():
+        head.classifier.weight.zero_()
+    assert fit_scales(head, [features], targets) == (1.0, 1.0)
+    assert fit_temperature(head, [features], targets) == 1
+
+
+def test_every_module_keeps_its_mode():
+    head, features, targets = twins(0.0)
+    head.classifier.eval()
+    fit_scales(head, [features[:50]], targets[:50])
+    assert head.training
+    assert not head.classifier.training

@@ -219,6 +219,15 @@ def test_options_are_remembered(tmp_path):
     assert torch.equal(head.hash, head_of(model).hash)
 
 
+def test_a_head_that_was_rescaled_is_remembered_so(tmp_path):
+    model = hetxl.convert(make("BertForSequenceClassification"), rank=2, temperature=hetxl.LearnedTemperature(init=1.5))
+    head = head_of(model)
+    head.temperature, head.noise_scale = hetxl.FixedTemperature(0.5), 0.25
+    model.save_pretrained(tmp_path)
+    found = head_of(from_pretrained(tmp_path))
+    assert (found.temperature(), found.noise_scale) == (0.5, 0.25)
+
+
 def test_going_back_gives_the_class_and_configuration_back(tmp_path):
     model = make("BertForSequenceClassification")
     kind = type(model)

@@ -380,3 +380,6 @@ def test_without_its_noise_a_head_is_deterministic_in_evaluation(variant):
         make(variant, noise_scale=-1)
     with pytest.raises(TypeError, match="noise_scale must be a number of at least 0, found None"):
         make(variant, noise_scale=None)
+    with pytest.raises(ValueError, match="noise_scale must be at least 0 and finite, found nan"):
+        head.noise_scale = float("nan")
+    assert "noise_scale=0" in repr(head)

@@ -5,8 +5,8 @@ import pytest
 from hetxl.studies import settings, tune
 from hetxl.studies.defaults import ENSEMBLE, LONGER, study
 from hetxl.studies.settings import Setting
-from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.progress import Narrator
+from hetxl.training.rescale import SCALED, SCALED_XL
 
 TINY = {
     "steps": 6,

@@ -2,7 +2,7 @@ import copy
 import json
 
 from hetxl.studies.defaults_page import LONGER, finished, order_told, page, plot
-from hetxl.training.compare import SCALED, SCALED_XL
+from hetxl.training.rescale import SCALED, SCALED_XL
 
 NLL = {"DET": [2.0, 2.1, 2.05], "HET": [1.9, 2.01, 1.94], "HET-H": [2.0, 2.09, 2.06], "HET-XL": [1.8, 1.9, 1.86]}
 

@@ -10,8 +10,8 @@ import torch
 from hetxl.data.synthetic import load_synthetic, true_head, true_nll
 from hetxl.nn import HetHead, HetXLHead
 from hetxl.studies.recovery import labels, noise_of, page, pearson, study, true_head_of
-from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.config import TrainConfig
+from hetxl.training.rescale import SCALED, SCALED_XL
 from support.training import QUIET
 
 DATA = "synthetic:rows=1200,classes=8,features=5,noise=0.7"

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from hetxl.report import compare_table, find_runs
-from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
+from hetxl.training.compare import VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
+from hetxl.training.rescale import SCALED, SCALED_XL
 from hetxl.training.run import load_run
 from support.training import small
 

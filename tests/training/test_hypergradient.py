@@ -80,6 +80,15 @@ def test_the_mixed_derivative_is_that_of_autograd(head, chunk_bytes):
     assert any(value.abs().max() > 1e-3 for value in found)
 
 
+def test_training_has_all_of_the_noise_whatever_predictions_leave_in():
+    model, data = Small("het-xl"), batch(0)
+    whole = by_autograd(model, data)
+    model.head.noise_scale = 0.5
+    found = mixed_derivative(model.backbone, model.head, data, model.others, generator=seeded(5))
+    for one, other in zip(found, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
 def test_labels_that_are_left_out_have_no_part():
     model, data = Small("het-xl"), batch(0)
     targets = data.targets.clone()

@@ -102,7 +102,7 @@ def evaluate(
     generator = torch.Generator(device).manual_seed(seed)
     seconds, done, size = 0.0, 0, None
     with ExitStack() as stack:
-        stack.enter_context(_evaluating(features_of, head))
+        stack.enter_context(evaluating(features_of, head))
         stack.enter_context(_seeded(seed, device))
         advance = stack.enter_context(progress_bar("evaluating", len(rows))) if progress is None else None
         for fetched in map(split.fetch, batches) if fetch is None else fetch(batches):
@@ -168,7 +168,7 @@ def _now(device: torch.device) -> float:
 
 
 @contextmanager
-def _evaluating(*parts: object) -> Iterator[None]:
+def evaluating(*parts: object) -> Iterator[None]:
     """Modules in evaluation mode, and each of their modules as it was afterwards."""
     modules = [part for part in parts if isinstance(part, nn.Module)]
     before = [(module, module.training) for module in itertools.chain(*(part.modules() for part in modules))]

@@ -12,7 +12,8 @@ def minimum_between(function: Callable[[float], float], low: float, high: float,
     Brent's method: the vertex of the parabola through the three lowest places so far, or a golden section where that
     would leave the bracket or not shrink the steps. A smooth function takes about half a dozen calls, ends included.
     """
-    known = sorted((function(place), place) for place in (low, (low + high) / 2, high))
+    # The middle first: it stays where all are the same.
+    known = sorted(((function(place), place) for place in ((low + high) / 2, low, high)), key=lambda pair: pair[0])
     (at_best, best), (at_second, second), (at_third, third) = known
     tolerance = width / 2
     step = before = high - low
@@ -34,7 +35,7 @@ def minimum_between(function: Callable[[float], float], low: float, high: float,
         tried = best + (step if abs(step) >= tolerance else math.copysign(tolerance, step))
         at_tried = function(tried)
         # What is not the best any more, or never was, bounds the bracket on its side of the best.
-        if at_tried <= at_best:
+        if at_tried < at_best:
             low, high = (best, high) if tried >= best else (low, best)
             best, second, third = tried, best, second
             at_best, at_second, at_third = at_tried, at_best, at_second

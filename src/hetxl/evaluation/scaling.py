@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hetxl.evaluation.entries import LabelEntries, label_entries
-from hetxl.evaluation.evaluate import MAX_BYTES
+from hetxl.evaluation.evaluate import MAX_BYTES, evaluating
 from hetxl.evaluation.minimum import minimum_between
 from hetxl.functional import IGNORE_INDEX, LabelLists
 from hetxl.nn import Classifier, FixedTemperature, Head
@@ -98,9 +98,9 @@ def fit_scales(head: Head, features: Features, targets: Tensor | LabelLists, *, 
 
         min(itertools.product(torch.linspace(0.05, 20, 10**6), NOISE_SCALES), key=lambda pair: loss(*pair))
 
-    Noise that was learned from labels of which some are wrong is in part what makes them wrong. Where the labels to be
-    predicted are right, less of it is better, down to none; how much, right labels of a validation split tell. Scales
-    are tried from 1 on, downhill, each with a τ of its own. The head is not changed: set `head.noise_scale` and
+    Noise may be too large for the labels that are to be predicted, where it has learned from wrong ones and they are
+    right; or too small, where it was learned with few samples. Labels of a validation split tell. Scales are tried from
+    1 on, downhill, each with a τ of its own. The head is not changed: set `head.noise_scale` and
     `head.temperature = FixedTemperature(tau)` to use the result.
 
     Args:
@@ -138,7 +138,7 @@ def _rescaled(
     head: Head, features: Features, targets: Tensor | LabelLists, seed: int, scales: Sequence[float]
 ) -> Scales:
     """By losses that all have the same draws: downhill among the scales, from 1 on, each with the best τ for it."""
-    kept, training = (head.temperature, head.noise_scale), head.training
+    kept = head.temperature, head.noise_scale
 
     def lowest(scale: float, start: float, step: float) -> tuple[float, float]:
         head.noise_scale = scale
@@ -151,22 +151,21 @@ def _rescaled(
         at = _downhill(loss, start, math.log(step))
         return loss(at), at
 
-    head.eval()
     try:
-        place = first = scales.index(1.0) if 1.0 in scales else 0
-        found = {place: lowest(scales[place], 0.0, _STEP)}
-        for side in (-1, 1):
-            while 0 <= place + side < len(scales):
-                found[place + side] = lowest(scales[place + side], found[place][1], _SMALL_STEP)
-                if found[place + side] >= found[place]:
+        with evaluating(head):
+            place = first = scales.index(1.0) if 1.0 in scales else 0
+            found = {place: lowest(scales[place], 0.0, _STEP)}
+            for side in (-1, 1):
+                while 0 <= place + side < len(scales):
+                    found[place + side] = lowest(scales[place + side], found[place][1], _SMALL_STEP)
+                    if found[place + side][0] >= found[place][0]:
+                        break
+                    place += side
+                if place != first:  # downhill on one side is uphill on the other
                     break
-                place += side
-            if place != first:  # downhill on one side is uphill on the other
-                break
         return Scales(math.exp(found[place][1]), scales[place])
     finally:
         head.temperature, head.noise_scale = kept
-        head.train(training)
 
 
 def _downhill(loss: Callable[[float], float], start: float, step: float) -> float:
@@ -175,7 +174,7 @@ def _downhill(loss: Callable[[float], float], start: float, step: float) -> floa
     middle = start
     while True:  # until both neighbours are higher, or an end is met
         left, right = max(middle - step, low), min(middle + step, high)
-        best = min((left, middle, right), key=loss)
+        best = min((middle, left, right), key=loss)  # of losses that are the same, the middle's
         if best in (middle, low, high):
             return minimum_between(loss, max(best - step, low), min(best + step, high), _SEARCH_TOLERANCE)
         middle = best

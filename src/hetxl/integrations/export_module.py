@@ -147,7 +147,7 @@ class Exportable(nn.Module):
         if noise is not None:
             sampler = head.sampler if isinstance(head.sampler, str) else "custom"
             found |= {"num_samples": noise.shape[0], "sampler": sampler, "seed": self.seed}
-        if head.noise_scale not in (0, 1):
+        if head.noise_scale != 1 and self.fixed.method != "deterministic":
             found["noise_scale"] = head.noise_scale
         return found if self.top_k is None else found | {"top_k": self.top_k}
 

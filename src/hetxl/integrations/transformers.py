@@ -133,6 +133,15 @@ class TransformersAdapter(Adapted):
             head.take(resized)
             replace(model, resized, head)
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """As of transformers; the configuration remembers what the head was rescaled by since it was made."""
+        model: Any = self
+        base: Any = super()
+        head = _head(model)
+        self.hetxl_options |= {"temperature": head.temperature, "noise_scale": head.noise_scale}
+        self.hetxl_converted()
+        return base.save_pretrained(*args, **kwargs)
+
     def hetxl_converted(self) -> None:
         """The configuration remembers the head."""
         model: Any = self

@@ -27,7 +27,8 @@ from hetxl.functional.targets import TargetsLike
 from hetxl.functional.weighting import REDUCTIONS
 from hetxl.nn.classifier import Averages, Classifier, GetLogits, Plain, as_classifier, factory_options, is_plain_linear
 from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
-from hetxl.nn.noisy import NoisyFeatures, check_normals
+from hetxl.nn.inputs import check_features, check_normals, under_autocast
+from hetxl.nn.noisy import NoisyFeatures
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.temperature import LearnedTemperature, as_temperature
 
@@ -48,8 +49,8 @@ class Head(nn.Module, ABC):
         covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
         residual: "rank1" or "diagonal", what the covariance has beside its factors.
         noise_init: scale of the noise at the start; 1 for that of the paper's authors.
-        noise_scale: factor of the noise but in training mode's `head(...)`: 1 for what was learned, 0 for none. Learned
-            from wrong labels, noise is too large for right ones: `hetxl.evaluation.fit_scales`.
+        noise_scale: factor of the noise in predictions and in evaluation mode: 1 for what was learned, 0 for none. What
+            suits the labels to be predicted, `hetxl.evaluation.fit_scales` finds.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
         temperature: τ, a positive number or a module such as `LearnedTemperature`; None for the head's own default: 1
             for DET, learned from 1 on for the others, so that a head over a trained classifier starts with its logits.
@@ -101,7 +102,7 @@ class Head(nn.Module, ABC):
         if not callable(sampler):
             one_of("sampler", sampler, SAMPLERS)
         self.sampler = sampler
-        self.noise_scale = non_negative_float("noise_scale", noise_scale)
+        self.noise_scale = noise_scale
         self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
         self.bias_init = bias_init
         made = as_classifier(
@@ -125,6 +126,15 @@ class Head(nn.Module, ABC):
             self.covariance = build_covariance(
                 covariance, in_features, noise_features, rank=rank, residual=residual, init=noise_init, **options
             )
+
+    @property
+    def noise_scale(self) -> float:
+        """Factor of the noise in predictions and in evaluation mode."""
+        return self._noise_scale
+
+    @noise_scale.setter
+    def noise_scale(self, value: float) -> None:
+        self._noise_scale = non_negative_float("noise_scale", value)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as after `to_empty`."""
@@ -173,7 +183,7 @@ class Head(nn.Module, ABC):
             a drop-in for the output of nn.Linear under any loss. With targets the loss, a scalar or [...], in at least
             float32.
         """
-        self._check_features(features)
+        check_features(features, self.in_features, self._dtype())
         one_of("reduction", reduction, REDUCTIONS)
         samples = self.train_samples if self.training else self.eval_samples
         scale = 1.0 if self.training else self.noise_scale
@@ -186,7 +196,7 @@ class Head(nn.Module, ABC):
             return answering.nll(noisy, checked, reduction, weights)
         log_probs = answering.log_probs(noisy)
         # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
-        return log_probs if _under_autocast(features) else log_probs.to(features.dtype)
+        return log_probs if under_autocast(features) else log_probs.to(features.dtype)
 
     def loss(
         self,
@@ -245,7 +255,7 @@ class Head(nn.Module, ABC):
             tolerance: with top_k and many classes, only those that matter are sampled by themselves, and the others as
                 one (`Prediction.left_out`); this far off the probabilities may be, by estimate. 0 samples all classes.
         """
-        self._check_features(features)
+        check_features(features, self.in_features, self._dtype())
         one_of("method", method, METHODS)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
@@ -275,8 +285,9 @@ class Head(nn.Module, ABC):
         Args:
             features: [..., D]
         """
-        self._check_features(features)
-        return self._answering().distribution(self._sampling(features, 1, drawn=False, scale=self.noise_scale))
+        check_features(features, self.in_features, self._dtype())
+        scale = 1.0 if self.training else self.noise_scale
+        return self._answering().distribution(self._sampling(features, 1, drawn=False, scale=scale))
 
     @abstractmethod
     def _noise_features(self) -> int | None:
@@ -357,21 +368,6 @@ class Head(nn.Module, ABC):
         assert self.covariance is not None
         return self.covariance.draw(self.sampler, samples, features.shape[:-1], **options)
 
-    def _check_features(self, features: Tensor) -> None:
-        if not isinstance(features, Tensor) or not features.is_floating_point():
-            found = f"dtype {features.dtype}" if isinstance(features, Tensor) else type(features).__name__
-            raise TypeError(f"features must be a floating-point tensor [..., {self.in_features}], found {found}")
-        if features.dim() == 0 or features.shape[-1] != self.in_features:
-            raise ValueError(
-                f"features must have shape [..., {self.in_features}] (in_features), found {list(features.shape)}"
-            )
-        own = self._dtype()
-        if own is not None and own != features.dtype and not _under_autocast(features):
-            raise TypeError(
-                f"features have dtype {features.dtype} and the head {own}; "
-                f"cast one of them (features.to({own}) or head.to({features.dtype})) or use torch.autocast"
-            )
-
     def _dtype(self) -> torch.dtype | None:
         """The dtype that features must have; None when there is nothing to go by."""
         if self._own is not None:
@@ -384,12 +380,8 @@ class Head(nn.Module, ABC):
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""
         sampler = self.sampler if isinstance(self.sampler, str) else getattr(self.sampler, "__name__", "custom")
+        scaled = f", noise_scale={self.noise_scale:g}" if self.noise_scale != 1 else ""
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, link={self.link!r}, "
-            f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}"
+            f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}{scaled}"
         )
-
-
-def _under_autocast(values: Tensor) -> bool:
-    kind = values.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

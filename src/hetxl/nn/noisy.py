@@ -1,6 +1,5 @@
 """What a head hands to its classifier: features with their noise, and how to average over it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,25 +21,6 @@ from hetxl.functional import (
     mc_nll,
     mc_predict,
 )
-
-
-def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples: int | None) -> None:
-    """Raise unless normals that were given as `noise=` fit a call.
-
-    Args:
-        z: what was given.
-        batch_shape: of the features.
-        size: Q
-        num_samples: S, where that was given too.
-    """
-    shape, expected = list(z.shape), list(batch_shape)
-    if shape[-1:] != [size] or shape[:-2] not in (expected, []) or len(shape) < 2 or shape[-2] < 1:
-        raise ValueError(
-            f"noise must have shape {[*expected, 'S', size]}, or {['S', size]} shared by all examples, "
-            f"with S at least 1; found {shape}".replace("'S'", "S")
-        )
-    if num_samples is not None and num_samples != shape[-2]:
-        raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; give one of them")
 
 
 @dataclass(frozen=True, eq=False)

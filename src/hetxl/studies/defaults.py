@@ -24,11 +24,12 @@ from hetxl.studies.pace import pace
 from hetxl.studies.runs import METRICS, by_label, results_in
 from hetxl.studies.settings import QUICK, SETTINGS, Setting
 from hetxl.studies.tune import tune_det
-from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
+from hetxl.training.compare import VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
 from hetxl.training.progress import Narrator
 from hetxl.training.reading import reader
+from hetxl.training.rescale import SCALED, SCALED_XL
 from hetxl.training.run import load_run
 from hetxl.training.train import open_data, train
 

@@ -9,8 +9,8 @@ from hetxl.report.statistics import mean
 from hetxl.studies.plot import plot_differences
 from hetxl.studies.settings import RATE
 from hetxl.studies.summary import WORSE, Summary, count_verdicts, heads_table, judge, verdict_table
-from hetxl.training.compare import SCALED, SCALED_XL
 from hetxl.training.files import read_json
+from hetxl.training.rescale import SCALED, SCALED_XL
 
 PICTURE = "defaults.svg"
 ORDER = ("HET-XL", "HET-H", "HET", "DET")
@@ -74,8 +74,8 @@ def page(summaries: Sequence[Summary]) -> str:
     if rescaled:
         parts.append(
             "## Rescaled on the validation split\n\nBoth heads with τ fitted to validation labels after the training, "
-            "and HET-XL with the scale of its noise beside it. Validation labels are right in the noisy settings too: "
-            "noise that explains wrong labels is left out for right ones.\n"
+            "and HET-XL with the scale of its noise beside it: above 1 where noise was learned too small, 0 where "
+            "it is of no use. Labels of validation and test are right in the noisy settings too.\n"
         )
         parts += [verdict_table(rescaled, SCALED_XL, SCALED), count_verdicts(rescaled, SCALED_XL, SCALED) + "\n"]
     longer = [summary for summary in summaries if {"HET-XL", LONGER} <= set(summary["heads"])]

@@ -24,11 +24,12 @@ from hetxl.studies.plot import new_figure
 from hetxl.studies.recovery_plot import plot_recovery
 from hetxl.studies.runs import by_label, results_in
 from hetxl.studies.summary import Summary, mean_text
-from hetxl.training.compare import SCALED, SCALED_XL, VARIANTS, compare
+from hetxl.training.compare import VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
 from hetxl.training.presets import preset_for
 from hetxl.training.progress import Narrator
+from hetxl.training.rescale import SCALED, SCALED_XL
 from hetxl.training.run import load_run
 from hetxl.training.train import open_data
 

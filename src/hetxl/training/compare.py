@@ -11,14 +11,11 @@ from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
 from hetxl.training.model import link_of
 from hetxl.training.progress import Narrator, duration
-from hetxl.training.rescale import rescale
+from hetxl.training.rescale import SCALABLE, rescale
 from hetxl.training.run import start_run
 from hetxl.training.train import open_data, train
 
 SMOOTHING = 0.1
-SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
-SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
-"""Those whose τ, and scale of the noise, are also fitted on the validation split afterwards, and their names then."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def compare(
             run = train(one, dataset=dataset, narrator=narrator, label=variant.label, description=description)
             if variant.name in SCALABLE:
                 place = _scaled_place(directory, variant.name, seed)
-                rescale(run, place, dataset, narrator, SCALABLE[variant.name])
+                rescale(run, place, dataset, narrator)
     labels = []
     for variant in wanted:
         labels += [variant.label, *([SCALABLE[variant.name]] if variant.name in SCALABLE else [])]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hetxl.data import open_dataset
-from hetxl.data.dataset import SPLITS
+from hetxl.data.dataset import SPLITS, Dataset
 from hetxl.data.open import BUILT_IN
 from hetxl.data.spec import split_spec
 from hetxl.evaluation.metrics import summarise
@@ -15,7 +15,7 @@ from hetxl.functional._checks import one_of
 from hetxl.training.distributed import find_device
 from hetxl.training.order import derive
 from hetxl.training.results import evaluate_split
-from hetxl.training.run import load_run
+from hetxl.training.run import Trained, load_run
 from hetxl.training.train import open_data
 
 
@@ -49,22 +49,7 @@ def evaluate_run(
         )
     trained = load_run(run, find_device(device))
     config = trained.run.config
-    if data is None:
-        dataset = open_data(config)
-    elif split_spec(data)[0] in BUILT_IN:
-        dataset = open_data(replace(config, data=data, labels=labels, validation=None, test=None))
-    else:
-        pictures: dict[str, Any] = {}
-        if trained.spec.kind == "image":
-            pictures = {"image_size": trained.spec.shape[-1], "grey": trained.spec.shape[0] == 1}
-        dataset = open_dataset(data, labels=labels, classes=trained.class_names, whole=True, **pictures)
-    if list(dataset.class_names) != list(trained.class_names):
-        raise ValueError(f"{run} was trained on other classes than this data has; was the data changed since?")
-    if (dataset.input.kind, tuple(dataset.input.shape)) != (trained.spec.kind, trained.spec.shape):
-        raise ValueError(
-            f"{run} takes {trained.spec.kind} of shape {list(trained.spec.shape)}, but this data has "
-            f"{dataset.input.kind} of shape {list(dataset.input.shape)}"
-        )
+    dataset = data_for(trained, data, labels)
     if split not in dataset.splits:
         raise ValueError(f"split {split!r} is not in this data, which has {', '.join(dataset.splits)}")
     found = evaluate_split(
@@ -78,3 +63,31 @@ def evaluate_run(
     )
     counts = None if trained.class_counts is None else np.asarray(trained.class_counts)
     return summarise(found.records, counts)
+
+
+def data_for(trained: Trained, data: str | None = None, labels: str | None = None) -> Dataset:
+    """Data that a run can be evaluated on: of the same classes, and of inputs that it takes.
+
+    Args:
+        trained: the run.
+        data: other data than the run's own, all of it; None for the run's own.
+        labels: file with the labels of `data`.
+    """
+    config, place = trained.run.config, trained.run.path
+    if data is None:
+        dataset = open_data(config)
+    elif split_spec(data)[0] in BUILT_IN:
+        dataset = open_data(replace(config, data=data, labels=labels, validation=None, test=None))
+    else:
+        pictures: dict[str, Any] = {}
+        if trained.spec.kind == "image":
+            pictures = {"image_size": trained.spec.shape[-1], "grey": trained.spec.shape[0] == 1}
+        dataset = open_dataset(data, labels=labels, classes=trained.class_names, whole=True, **pictures)
+    if list(dataset.class_names) != list(trained.class_names):
+        raise ValueError(f"{place} was trained on other classes than this data has; was the data changed since?")
+    if (dataset.input.kind, tuple(dataset.input.shape)) != (trained.spec.kind, trained.spec.shape):
+        raise ValueError(
+            f"{place} takes {trained.spec.kind} of shape {list(trained.spec.shape)}, but this data has "
+            f"{dataset.input.kind} of shape {list(dataset.input.shape)}"
+        )
+    return dataset
