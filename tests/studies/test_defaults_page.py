@@ -31,6 +31,7 @@ def test_the_page():
     assert "30 % of the training labels" in text
     assert "over 3 seeds" in text
     assert "For as much time" not in text
+    assert "words: behind in other runs.\n" in page([summary() | {"note": "behind in other runs."}])
 
 
 def test_the_page_has_the_heads_for_as_much_time():

@@ -64,6 +64,7 @@ def page(summaries: Sequence[Summary]) -> str:
     parts = [TOLD.format(rate=RATE, seeds=seeds).replace("%", " %")]
     if all({"DET", "HET-XL"} <= set(summary["heads"]) for summary in summaries):
         parts += [verdict_table(summaries), count_verdicts(summaries) + "\n"]
+        parts += [f"{summary['setting']}: {summary['note']}\n" for summary in summaries if "note" in summary]
     ordered = [order_told(summary) for summary in summaries if set(ORDER) <= set(summary["heads"])]
     if ordered:
         parts.append(
