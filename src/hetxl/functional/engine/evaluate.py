@@ -96,16 +96,14 @@ class Evaluation:
         """
         buffer: Tensor | None = None
         for examples, block in self.blocks():
-            labels, count = ids[examples], _length(examples)
+            labels, count, block.keeps = ids[examples], _length(examples), True
             parts = list(_slices(self.inputs.num_classes, self._cached_classes(block)))
             normalisers, tops, logits = Normalisers(self.like, count, self.plan.rows), [], []
-            if block.sliceable and buffer is None:  # the first block is the largest
+            if buffer is None:  # the first block is the largest
                 buffer = self.like.new_empty(self.inputs.num_classes * count * self.plan.rows)
             width = count * self.plan.rows
             for part in parts:
-                place = None if buffer is None else buffer[part.start * width : part.stop * width]
-                place = None if place is None else place.view(-1, count, self.plan.rows)
-                logits.append(block.logits(part, place))  # [k, n, S]
+                logits.append(block.logits(part, buffer[part.start * width : part.stop * width]))  # [k, n, S]
                 tops.append(normalisers.add(logits[-1].transpose(0, 1), labels, slice(None), part.start))
             normaliser, log_p = normalisers.finished()
             losses[examples] = -log_mean_exp(log_p, dim=-1)
@@ -121,7 +119,7 @@ class Evaluation:
     def _cached_classes(self, block: RowBlock) -> int:
         """Classes whose sampled logits stay in a processor's cache, in whole vectors; W's rows and their gradients have
         to stay there as well."""
-        if not block.sliceable or self.like.device.type != "cpu":
+        if self.like.device.type != "cpu":
             return self.inputs.num_classes
         return max(VECTOR, CACHED_LOGITS // (2 * block.count * self.plan.rows) // VECTOR * VECTOR)
 

@@ -10,11 +10,13 @@ stored, and a block of classes is a slice of it. Measured, W @ rowsᵀ takes abo
 """
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hetxl.functional.distribution import Order
+from hetxl.functional.engine.class_draws import ClassDraws
 from hetxl.functional.engine.gradients import Gradients, gradient_products
 from hetxl.functional.engine.inputs import Inputs
 from hetxl.functional.noise import GaussianNoise
@@ -48,6 +50,11 @@ class _NoiseRows:
             self.graph = rows if columns is None else rows[..., columns]
         self.values = self.graph.detach()
 
+    def logits(self, mean: Tensor, temperature: Tensor, memory: Tensor | None = None) -> Tensor:
+        """(mean [k, n] + draws) / τ, [n, S, k], in memory of that size if given."""
+        out = None if memory is None else memory.view(self.values.shape)
+        return torch.add(self.values, mean.T.contiguous().unsqueeze(1), out=out).div_(temperature)
+
     def backward(self, gradient: Tensor) -> dict[str, Tensor]:
         """Gradients of the Gaussian's parts from that of the rows."""
         found = torch.autograd.grad(self.graph, list(self.leaves.values()), gradient.to(self.graph.dtype))
@@ -74,10 +81,8 @@ class RowBlock(ABC):
         gradients: where `backward` adds what it finds.
 
     Attributes:
-        sliceable: whether several blocks of classes can be lifted before the first of them goes back.
+        keeps: whether several blocks of classes are lifted before the first of them goes back: what that takes is kept.
     """
-
-    sliceable = False
 
     def __init__(self, inputs: Inputs, examples: slice, order: Order, products: torch.dtype, gradients: Gradients):
         self.inputs = inputs
@@ -87,6 +92,7 @@ class RowBlock(ABC):
         self.gradient_products = gradient_products(products)
         self.gradients = gradients
         self.count = len(range(inputs.batch)[examples])
+        self.keeps = False
         # With the rows' values and gradients at hand, τ's gradient is −⟨rows, their gradient⟩/τ: logits are rows / τ.
         self.scaling = torch.zeros((), dtype=inputs.wide, device=inputs.temperature.device)
 
@@ -94,9 +100,10 @@ class RowBlock(ABC):
     def lift(self, classes: slice) -> Tensor:
         """The rows [k, n, P] of some classes, in wide precision."""
 
-    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
-        """Samples-first, the rows are the sampled logits: rows / τ, [k, n, S], in `out` if there is one."""
-        return torch.div(self.lift(classes), self.inputs.temperature, out=out)
+    def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
+        """Samples-first, the rows are the sampled logits: rows / τ, [k, n, S], in memory of that size if given."""
+        rows = self.lift(classes)
+        return torch.div(rows, self.inputs.temperature, out=None if memory is None else memory.view(rows.shape))
 
     @abstractmethod
     def backward(self, classes: slice, gradient: Tensor) -> None:
@@ -106,6 +113,11 @@ class RowBlock(ABC):
         """Carry what has been gathered over the classes back to the inputs."""
         if "temperature" in self.gradients:
             self.gradients.add("temperature", -self.scaling / self.inputs.temperature)
+
+    def _scale(self, gradient: Tensor, rows: Tensor) -> None:
+        """What rows and their gradient say of τ, where that is asked for: a pass over both."""
+        if "temperature" in self.gradients:
+            self.scaling += (gradient * rows).sum()
 
     def _times(self, gradient: Tensor, weight: Tensor) -> Tensor:
         """gradient [m, k] @ weight [k, D], in wide precision."""
@@ -128,9 +140,12 @@ class RowBlock(ABC):
 
     def _noise_backward(self, rows: _NoiseRows, gradient: Tensor, classes: slice | None = None) -> None:
         """Add gradients of the noise's parts from that of rows [n, P′, N]."""
-        if not self.gradients.any_noise:
-            return
-        for name, value in rows.backward(gradient).items():
+        if self.gradients.any_noise:
+            self._noise_add(rows.backward(gradient), classes)
+
+    def _noise_add(self, parts: dict[str, Tensor], classes: slice | None) -> None:
+        """Add gradients of the noise's parts, for HET those of some classes."""
+        for name, value in parts.items():
             if name not in self.gradients:
                 continue
             target = self.gradients.of(name)
@@ -143,8 +158,6 @@ class RowBlock(ABC):
 
 class ClassifierRows(RowBlock):
     """DET and HET-XL: every row, of the mean and of the noise alike, goes through the classifier in one product."""
-
-    sliceable = True
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -165,15 +178,15 @@ class ClassifierRows(RowBlock):
         """W rowsᵀ + b, [k, n, P]; the bias belongs to the mean."""
         return self._lift(classes, self.flat)
 
-    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
+    def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
         """τ divides the rows before they become K times as many."""
         temperature = self.inputs.temperature
-        return self._lift(classes, narrow(self.flat / temperature, self.products), temperature, out)
+        return self._lift(classes, narrow(self.flat / temperature, self.products), temperature, memory)
 
-    def _lift(self, classes: slice, flat: Tensor, divide: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def _lift(self, classes: slice, flat: Tensor, divide: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         weight, bias = self.inputs.weight, self.inputs.bias
         assert weight is not None
-        out = None if out is None else out.flatten(1)
+        out = None if memory is None else memory.view(-1, len(flat))
         lifted = self.gradients.product(narrow(weight[classes], self.products), flat.T, out)
         lifted = lifted.unflatten(1, self.rows.shape[:2])
         if bias is not None:
@@ -201,12 +214,19 @@ class ClassifierRows(RowBlock):
         """Gradients of features, noise and τ."""
         if self.flat_gradient is not None:
             gradient = self.flat_gradient.unflatten(0, self.rows.shape[:2])  # [n, P, D]
-            self.scaling += (gradient * self.rows).sum()
+            self._scale(gradient, self.rows)
             samples = self.order == "samples"
             self.gradients.add("features", gradient.sum(1) if samples else gradient[:, 0], self.examples)
             if self.noise_rows is not None:
                 self._noise_backward(self.noise_rows, gradient if samples else gradient[:, 1:])
         super().finish()
+
+
+class _Lifted(NamedTuple):
+    """What the way back of a block of classes takes: mean logits [k, n], and HET's noise."""
+
+    mean: Tensor
+    noise: "_NoiseRows | ClassDraws | None" = None
 
 
 class LiftedRows(RowBlock):
@@ -219,7 +239,7 @@ class LiftedRows(RowBlock):
         self.features_gradient: Tensor | None = None
         # HET's noise space is the classes: its rows are made for a block of classes when that block comes.
         self.noise_rows = None if self.inputs.lift in ("identity", "none") else self._noise_rows()
-        self.mean = torch.empty(0)
+        self.lifted: dict[int, _Lifted] = {}  # by the first class of a block
         self.gathered: Tensor | None = None
         if self.noise_rows is not None:
             self.noise_values = self.noise_rows.values
@@ -230,22 +250,36 @@ class LiftedRows(RowBlock):
 
     def lift(self, classes: slice) -> Tensor:
         """mean + lifted noise, [k, n, P]."""
-        self.mean = self._mean(classes)  # [k, n]
+        noise = self._noise_rows(classes) if self.inputs.lift == "identity" else None
+        mean = self._keep(classes, noise)
         if self.inputs.lift == "none":
-            return self.mean.unsqueeze(-1).clone()  # rows are worked on in place
-        lifted = self._lifted_noise(classes)  # [k, n, P′]
+            return mean.unsqueeze(-1).clone()  # rows are worked on in place
+        lifted = self._lifted_noise(classes, noise)  # [k, n, P′]
         if self.order == "samples":
-            return torch.add(lifted, self.mean.unsqueeze(-1), out=self.mean.new_empty(lifted.shape))
-        return torch.cat((self.mean.unsqueeze(-1), lifted), dim=-1)
+            return torch.add(lifted, mean.unsqueeze(-1), out=mean.new_empty(lifted.shape))
+        return torch.cat((mean.unsqueeze(-1), lifted), dim=-1)
 
-    def logits(self, classes: slice, out: Tensor | None = None) -> Tensor:
+    def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
         """HET's noise is made example by example, and stays so in memory: [n, S, k], seen as [k, n, S]."""
         if self.inputs.lift != "identity":
-            return super().logits(classes, out)
-        self.mean = self._mean(classes)
-        self.noise_rows = self._noise_rows(classes)
-        mean = self.mean.T.contiguous().unsqueeze(1)  # [n, 1, k]
-        return (self.noise_rows.values + mean).div_(self.inputs.temperature).permute(2, 0, 1)
+            return super().logits(classes, memory)
+        noise = self.inputs.noise
+        assert noise is not None
+        if ClassDraws.fit(noise, self.inputs.wide):
+            assert self.inputs.z is not None
+            draws = ClassDraws(_slice_noise(noise, self.examples, classes), self.inputs.z[self.examples])
+        else:
+            draws = self._noise_rows(classes)
+        mean = self._keep(classes, draws)
+        return draws.logits(mean, self.inputs.temperature, memory).permute(2, 0, 1)
+
+    def _keep(self, classes: slice, noise: "_NoiseRows | ClassDraws | None") -> Tensor:
+        """The mean logits of some classes, [k, n]; with HET's noise they are kept until their gradient comes."""
+        if not self.keeps:
+            self.lifted.clear()
+        mean = self._mean(classes)
+        self.lifted[classes.start] = _Lifted(mean, noise)
+        return mean
 
     def _mean(self, classes: slice) -> Tensor:
         if self.inputs.mean is not None:
@@ -256,10 +290,9 @@ class LiftedRows(RowBlock):
         mean = (narrow(weight[classes], self.products) @ self.features.T).to(self.inputs.wide)
         return mean if bias is None else mean.add_(bias[classes, None])
 
-    def _lifted_noise(self, classes: slice) -> Tensor:
-        if self.inputs.lift == "identity":
-            self.noise_rows = self._noise_rows(classes)
-            return self.noise_rows.values.permute(2, 0, 1).to(self.inputs.wide)
+    def _lifted_noise(self, classes: slice, noise: _NoiseRows | None) -> Tensor:
+        if noise is not None:
+            return noise.values.permute(2, 0, 1).to(self.inputs.wide)
         if self.inputs.lift == "hash":
             assert self.inputs.buckets is not None
             return self.noise_values.index_select(0, self.inputs.buckets[classes]).to(self.inputs.wide)
@@ -269,19 +302,27 @@ class LiftedRows(RowBlock):
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
         """Gradients of the classifier and of what lifts; those of features and noise are summed over the classes."""
+        last = self.lifted.pop(classes.start)
         if self.inputs.lift == "none":
-            self._mean_backward(classes, gradient[:, :, 0])
+            self._mean_backward(classes, last.mean, gradient[:, :, 0])
+            return
+        if isinstance(last.noise, ClassDraws):
+            mean, parts = last.noise.backward(gradient.permute(1, 2, 0))
+            self._mean_backward(classes, last.mean, mean)
+            # ⟨draws, their gradient⟩ without a pass over either: draws are linear in v and d together.
+            self._scale(parts["scale"], last.noise.scale)
+            self._scale(parts["residual"], last.noise.residual)
+            self._noise_add(parts, classes)
             return
         if self.order == "samples":
             mean, noise = gradient.sum(-1), gradient
         else:
             mean, noise = gradient[:, :, 0], gradient[:, :, 1:]
-        self._mean_backward(classes, mean)
-        if self.inputs.lift == "identity":
-            assert self.noise_rows is not None
+        self._mean_backward(classes, last.mean, mean)
+        if last.noise is not None:
             found = noise.permute(1, 2, 0)
-            self.scaling += (found * self.noise_rows.values).sum()
-            self._noise_backward(self.noise_rows, found, classes)
+            self._scale(found, last.noise.values)
+            self._noise_backward(last.noise, found, classes)
         elif self.inputs.lift == "hash":
             assert self.inputs.buckets is not None
             if self.gathered is None:
@@ -294,9 +335,9 @@ class LiftedRows(RowBlock):
             found = self._times(flat.T, self.inputs.projection[classes])
             self.gathered = found if self.gathered is None else self.gathered.add_(found)
 
-    def _mean_backward(self, classes: slice, gradient: Tensor) -> None:
-        """From the gradient [k, n] of the mean logits."""
-        self.scaling += (gradient * self.mean).sum()
+    def _mean_backward(self, classes: slice, mean: Tensor, gradient: Tensor) -> None:
+        """From the mean logits [k, n] and their gradient."""
+        self._scale(gradient, mean)
         if self.inputs.mean is not None:
             if "mean" in self.gradients:
                 self.gradients.of("mean")[self.examples, classes].add_(gradient.T)
@@ -313,7 +354,7 @@ class LiftedRows(RowBlock):
     def finish(self) -> None:
         """Gradients of the noise, where it is not HET's, and of τ."""
         if self.gathered is not None:
-            self.scaling += (self.gathered * self.noise_values).sum()
+            self._scale(self.gathered, self.noise_values)
             assert self.noise_rows is not None
             if self.inputs.lift == "hash":
                 self._noise_backward(self.noise_rows, self.gathered.permute(1, 2, 0))
