@@ -12,7 +12,10 @@ import torch
 from typer.main import get_command
 
 from hetxl.cli import app
-from hetxl.studies.registry import ENTRIES
+from hetxl.studies.page import index
+from hetxl.studies.page import page as page_of
+from hetxl.studies.registry import ENTRIES, load_study
+from hetxl.training.files import read_json
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -119,3 +122,19 @@ def test_paths_of_the_paper_page_exist():
 
 def test_every_study_of_the_paper_is_on_its_page():
     assert [name for name in ENTRIES if f"`hetxl study {name}`" not in PAGES[PAPER]] == []
+
+
+STUDIES = DOCS / "studies"
+NUMBERS = [name for name, entry in ENTRIES.items() if entry.module and (STUDIES / f"{name}.json").exists()]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_page_of_a_study_says_what_its_numbers_say(name: str):
+    summary = read_json(STUDIES / f"{name}.json")
+    assert summary["form"] == "full"
+    assert (STUDIES / f"{name}.md").read_text() == page_of(load_study(name), ENTRIES[name], summary)
+
+
+def test_every_study_has_a_page():
+    assert [name for name in ENTRIES if not (STUDIES / f"{name}.md").exists()] == []
+    assert (STUDIES / "index.md").read_text() == index(STUDIES)
