@@ -1,5 +1,6 @@
 """Whole trainings: what is in a run's directory, resuming, and every kind of data."""
 
+import importlib
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from hetxl.data.label_noise import LabelNoise
 from hetxl.training.config import TrainConfig
 from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
+from hetxl.training.results import evaluate_split
 from hetxl.training.run import load_run
 from hetxl.training.train import open_data, train
 
@@ -102,6 +104,22 @@ def test_early_stopping_evaluates_the_best_weights(tmp_path):
     best = min(evaluations, key=lambda line: line["nll"])
     assert result["steps"] == best["step"]
     assert result["metrics"]["validation"]["nll"] == pytest.approx(best["nll"], rel=1e-6)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_the_last_validation_is_not_made_twice(tmp_path, monkeypatch, ema):
+    sizes = []
+
+    def counted(model, split, **options):
+        sizes.append(len(split))
+        return evaluate_split(model, split, **options)
+
+    # By its path: the package has a function of the same name.
+    monkeypatch.setattr(importlib.import_module("hetxl.training.train"), "evaluate_split", counted)
+    run = run_of(tmp_path / "run", ema=ema, test_examples=0)
+    evaluations = [line for line in read_log(run.path / "log.jsonl") if line["kind"] == "evaluation"]
+    assert len(sizes) == len(evaluations) + 1  # and the test split
+    assert result_of(run)["metrics"]["validation"]["nll"] == evaluations[-1]["nll"]
 
 
 def test_steps_follow_from_epochs(tmp_path):

@@ -146,6 +146,7 @@ class _Job:
         if config.frozen and config.backbone not in ("auto", "none"):
             self.view, self.splits = cached_features(run.path / "features", self.model, dataset, config, narrator)
         self.steps = steps_of(config, len(self.splits["train"]))
+        self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
 
     def go(self) -> None:
         """Train and evaluate."""
@@ -210,8 +211,8 @@ class _Job:
     def _validate(self) -> dict[str, float]:
         name = "validation" if "validation" in self.splits else "train"
         found = self._evaluate(self.splits[name], self.config.evaluation_examples)
-        metrics = summarise(found.records, self.counts)
-        shown = {key: value for key, value in metrics.items() if value is not None}
+        self.validated = summarise(found.records, self.counts)
+        shown = {key: value for key, value in self.validated.items() if value is not None}
         return {"split": name, **shown}  # pyright: ignore[reportReturnType]
 
     def _evaluate(self, split: Split, limit: int, confusions: bool = False):
@@ -243,9 +244,10 @@ class _Job:
             begin = time.perf_counter()
             metrics: dict[str, Any] = {}
             if "validation" in self.splits:
-                metrics["validation"] = summarise(
-                    self._evaluate(self.splits["validation"], config.evaluation_examples).records, self.counts
-                )
+                # The last step ends with an evaluation; other weights are kept only where training may stop early.
+                if config.patience or self.validated is None:
+                    self._validate()
+                metrics["validation"] = self.validated
             name = "test" if "test" in self.splits else "validation" if "validation" in self.splits else "train"
             evaluation = self._evaluate(self.splits[name], config.test_examples, confusions=True)
             # Records count the rows of what was evaluated, which may be a file of features.
