@@ -16,6 +16,7 @@ from hetxl.contrastive.results import summary_line
 from hetxl.contrastive.train import train as train_pairs
 from hetxl.data import describe
 from hetxl.studies.cache import DIVERGED, AnyTraining, Cache, Training
+from hetxl.studies.measure import one_thread
 from hetxl.studies.pair_trainings import PairTraining
 from hetxl.training.files import write_json
 from hetxl.training.progress import Narrator, duration
@@ -39,7 +40,7 @@ def run_trainings(
     Args:
         trainings: the same one may be there several times.
         cache: where they are kept.
-        jobs: how many at a time; None for one a core, 1 for this process alone.
+        jobs: how many at a time, one thread each; None for one a core, 1 for this process alone.
         narrator: tells how far it is.
 
     Returns:
@@ -56,9 +57,10 @@ def run_trainings(
     workers = min(jobs or default_jobs(), len(left))
     with narrator.bar("trainings", len(left)) as bar:
         if workers <= 1:
-            for number, one in enumerate(left, 1):
-                _tell(narrator, number, len(left), one, run_training(one, cache))
-                bar.to(number)
+            with one_thread():  # as in processes: how sums are rounded depends on the threads
+                for number, one in enumerate(left, 1):
+                    _tell(narrator, number, len(left), one, run_training(one, cache))
+                    bar.to(number)
         else:
             _in_processes(left, cache, workers, narrator, bar)
     return time.perf_counter() - begin
