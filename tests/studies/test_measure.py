@@ -63,6 +63,9 @@ def test_predictions_of_memory():
     gradients = 4 * sum(parameter.numel() for parameter in head.parameters())
     small, large = (predicted_bytes(head, Step("het-xl", "paper", 8, samples)) for samples in (10, 1000))
     assert (large - gradients) == 100 * (small - gradients)
+    # With few samples the two gradients of W are more than those.
+    few = predicted_bytes(head, Step("het-xl", "paper", 1, 1))
+    assert few == gradients + 2 * 4 * 64 * 5000 < small
     # Ours has a budget for its blocks.
     assert predicted_bytes(head, Step("het-xl", "engine", 8, 1000), budget=2**24) <= gradients + 2**24
     det = HeadSize(64, 5000, 10).build("det", device="meta")

@@ -136,7 +136,7 @@ def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str) -
             rows.append(Row(f"{count:,}", [missing if one is None else one for one in cells], f"B = {batch}"))
     note = (
         f"D = {sizes['D']:,}, K = {sizes['K']:,}, R = {sizes['R']}, float32, one thread; the head's loss and all "
-        f"gradients. The memory budget is {sizes['budget'] / 2**20:,.2f} MiB"
+        f"gradients. The memory budget is {sizes['budget'] / 1e6:,.4g} MB"
     )
     return Table(title, [Column(f"{label}{names[way]}", digits) for label, way in kinds], rows, note, head="samples")
 

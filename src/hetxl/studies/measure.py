@@ -144,7 +144,9 @@ def predicted_bytes(head: Head, step: Step, budget: int | None = None) -> int:
     if head.covariance is None:
         return gradients + FLOAT * step.batch * head.num_classes
     if step.way == "paper":
-        return gradients + COPIES[step.head] * FLOAT * step.batch * step.samples * head.num_classes
+        # HET-XL's W has a gradient from the mean and one from the noise, before they are added.
+        twice = 2 * FLOAT * head.num_classes * head.in_features if step.head == "het-xl" else 0
+        return gradients + max(twice, COPIES[step.head] * FLOAT * step.batch * step.samples * head.num_classes)
     blocks = plan(
         step.batch,
         head.in_features,
