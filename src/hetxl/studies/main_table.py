@@ -138,8 +138,9 @@ class MainTable(Study):
             extra = f" It adds {added[0]} parameters to DET in the first setting, and HET {added[1]}."
         return (
             f"HET-XL's test NLL is lower than DET's in {lower} of {len(groups)} settings, significantly so in "
-            f"{better}, "
-            f"and significantly higher in {worse}. {holds(found, self.claim, why)}{extra}"
+            f"{better}, and significantly higher in {worse}. {holds(found, self.claim, why)}{extra} "
+            "As in the paper HET-H and HET-XL learn τ, and DET does not: `hetxl study learn-tau` says how much of the "
+            "difference that is."
         )
 
 
