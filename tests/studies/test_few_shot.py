@@ -77,6 +77,7 @@ def made(xl):
         ([[0.3, 0.71], [0.4, 0.8], [0.31, 0.7]], "holds here"),
         ([[0.01, 0.3], [0.1, 0.41], [0.0, 0.3]], "does not hold here"),
         ([[0.1, 0.55], [0.2, 0.5], [0.1, 0.5]], "do not decide"),
+        ([[0.3, 0.49], [0.4, 0.6], [0.31, 0.5]], "do not decide"),  # better with one shot, but not with five
     ],
 )
 def test_the_conclusion_follows_the_numbers(xl, word):

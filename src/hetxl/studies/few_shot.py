@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hetxl.data.dataset import Dataset
+from hetxl.report.statistics import PairedTest
 from hetxl.studies.cache import Training
 from hetxl.studies.charts import plot_lines
 from hetxl.studies.forms import LEARNED, Bench, Form
@@ -219,18 +220,24 @@ class FewShot(Study):
 
     def conclusion(self, summary: Summary) -> str:
         """The difference for the most shots of every dataset, and all that count."""
-        parts, signs = [], []
+        parts: list[str] = []
+        everything: list[PairedTest | None] = []
         for name, bench in summary["benches"].items():
             tests = [
                 against({"a": values_at(bench, "HET-XL", n)}, {"a": values_at(bench, "DET", n)}, "a")
                 for n in bench["shots"]
             ]
-            signs += [sign(test) for test in tests]
+            everything += tests
             parts.append(f"{change(tests[-1], 2, 100, ' %')} on {name} with {bench['shots'][-1]} shots")
-        better, worse = signs.count(1), signs.count(-1)
+        signs = [sign(test) for test in everything]
+        higher = sum(test is not None and test.difference > 0 for test in everything)
+        found = agree(signs, 1)
+        if found and higher < len(everything):  # it is a claim about all of them
+            found = None
         return (
-            f"HET-XL's accuracy compared with DET's is {'; '.join(parts)}. It is significantly higher in {better} and "
-            f"significantly lower in {worse} of {len(signs)} comparisons. {holds(agree(signs, 1), self.claim)}"
+            f"HET-XL's accuracy compared with DET's is {'; '.join(parts)}. It is higher in {higher} of {len(signs)} "
+            f"comparisons, significantly higher in {signs.count(1)} and significantly lower in {signs.count(-1)}. "
+            f"{holds(found, self.claim)}"
         )
 
 
