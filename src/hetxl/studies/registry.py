@@ -49,22 +49,22 @@ def _entry(
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        _entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 80, "main_table"),
+        _entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 45, "main_table"),
         _entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 29, "data_scale"),
         _entry("model-scale", "Wider models", "Table “Effect of model scaling”", 0.5, 7, "model_scale"),
-        _entry("learn-tau", "Learning τ", "Tables “Ablation on the effect of learning τ”", 1, 43, "learn_tau"),
+        _entry("learn-tau", "Learning τ", "Tables “Ablation on the effect of learning τ”", 1, 30, "learn_tau"),
         _entry("tau-dynamics", "The path of τ", "Figure and table “τ dynamics”", 0.5, 4, "temperature_path"),
-        _entry("tau-range", "Start and range of τ", "Tables “Sensitivity to τ”", 0.5, 14, "temperature_range"),
-        _entry("samples", "How many samples", "Tables “MC samples” and “Training time”", 1, 21, "samples"),
-        _entry("sharing", "Sharing W", "Tables “Effect of sharing W” and “Sensitivity to M”", 1, 13, "sharing"),
+        _entry("tau-range", "Start and range of τ", "Tables “Sensitivity to τ”", 0.5, 19, "temperature_range"),
+        _entry("samples", "How many samples", "Tables “MC samples” and “Training time”", 1, 14, "samples"),
+        _entry("sharing", "Sharing W", "Tables “Effect of sharing W” and “Sensitivity to M”", 1, 9, "sharing"),
         _entry("alignment", "Do W and the noise align?", "Table “Smallest principal angle”", 0.5, 3, "alignment"),
-        _entry("residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 9, "residual"),
-        _entry("latency", "Time of a step", "Figures of latency", 0.5, 6, "latency"),
-        _entry("memory", "Memory of a step", "Figures of memory", 0.5, 4, "memory"),
+        _entry("residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 10, "residual"),
+        _entry("latency", "Time of a step", "Figures of latency", 0.5, 9, "latency"),
+        _entry("memory", "Memory of a step", "Figures of memory", 0.5, 3, "memory"),
         _entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
-        _entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 10, "few_shot"),
-        _entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 4, "equal_params"),
-        _entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 1, 45),
+        _entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 6, "few_shot"),
+        _entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 5, "equal_params"),
+        _entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 1, 35),
         _entry("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25, "contrastive", pairs=True),
         _entry(
             "normalisation",
@@ -85,7 +85,7 @@ ENTRIES: dict[str, Entry] = {
             pairs=True,
         ),
         _entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 300),
-        _entry("recovery", "How near to the true model", "–", 1, 15),
+        _entry("recovery", "How near to the true model", "–", 1, 10),
         _entry("levers", "What each default is worth", "–", None, 90),
     )
 }
