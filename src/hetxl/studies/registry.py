@@ -50,7 +50,7 @@ ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         _entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 45, "main_table"),
-        _entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 29, "data_scale"),
+        _entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 18, "data_scale"),
         _entry("model-scale", "Wider models", "Table “Effect of model scaling”", 0.5, 7, "model_scale"),
         _entry("learn-tau", "Learning τ", "Tables “Ablation on the effect of learning τ”", 1, 30, "learn_tau"),
         _entry("tau-dynamics", "The path of τ", "Figure and table “τ dynamics”", 0.5, 4, "temperature_path"),
