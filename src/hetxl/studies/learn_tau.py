@@ -104,7 +104,8 @@ class LearnTau(LineStudy):
 
 def _against_det(summary: Summary, name: str) -> PairedTest | None:
     """HET-XL against DET, τ learned for both."""
-    return against(*(values_of(summary, _label(head, True), name) for head in ("HET-XL", "DET")))
+    xl, det = (values_of(summary, _label(head, True), name) for head in ("HET-XL", "DET"))
+    return against(xl, det)
 
 
 def _compared(long: PairedTest | None, short: PairedTest | None) -> str:
