@@ -52,8 +52,8 @@ def test_defaults(tmp_path, monkeypatch):
     setting = Setting("tiny", "synthetic:rows=400,classes=8,features=6", options=options)
     monkeypatch.setattr("hetxl.studies.defaults.QUICK", {"tiny": setting})
     monkeypatch.setattr("hetxl.studies.tune.WEIGHT_DECAYS", ())
-    arguments = ["study", "defaults", "--quick", "--heads", "det,het-xl", "--seeds", "2", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, [*arguments, "--write", str(tmp_path / "pages")])
+    arguments = ["study", "defaults", "--quick", "--heads", "det,het-xl", "--seeds", "2", "--jobs", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--write", str(tmp_path / "pages")])
     assert result.exit_code == 0, result.output
     assert "HET-XL against DET in 1 settings" in result.stdout
     assert (tmp_path / "study.md").read_text() in result.stdout
@@ -96,7 +96,7 @@ SMALL = {"steps": 3, "batch_size": 32, "rank": 2, "train_samples": 2, "eval_samp
 def test_recovery(tmp_path, monkeypatch):
     monkeypatch.setattr("hetxl.studies.recovery.QUICK", SMALL | {"data": "synthetic:rows=400,classes=8,features=6"})
     places = ["--out", str(tmp_path / "out"), "--write", str(tmp_path / "pages")]
-    result = CliRunner().invoke(app, ["study", "recovery", "--quick", "--seeds", "3,", *places])
+    result = CliRunner().invoke(app, ["study", "recovery", "--quick", "--seeds", "3,", "--jobs", "1", *places])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "study.md").read_text() in result.stdout
     assert "HET-XL closes" in result.stdout
@@ -109,7 +109,7 @@ def test_levers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hetxl.studies.levers.preset_for", lambda data: SMALL)
     arguments = ["study", "levers", "synthetic:rows=400,classes=8,features=6", "--levers", "residual", "--seeds", "2"]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*arguments, "--jobs", "2"])
     assert result.exit_code == 0, result.output
     out = tmp_path / "runs" / "study-levers-synthetic"
     assert (out / "study.md").read_text() in result.stdout
@@ -139,6 +139,8 @@ def test_tau(tmp_path, monkeypatch):
         (["recovery", "pycode"], "data must be synthetic"),
         (["recovery", "--seeds", "0"], "--seeds"),
         (["levers", "--levers", "rank,ranks"], "ranks"),
+        (["levers", "--jobs", "0"], "jobs must be at least 1"),
+        (["recovery", "--jobs", "0"], "jobs must be at least 1"),
         (["levers", "no-such-file.npz"], "no-such-file.npz"),
     ],
 )
@@ -155,6 +157,7 @@ def test_mistakes_of_the_other_studies(arguments, message, tmp_path):
         (["--settings", "pycodes"], "pycodes"),
         (["--seeds", "none"], "--seeds"),
         (["--heads", "hetxl", "--quick"], "hetxl"),
+        (["--quick", "--jobs", "0"], "jobs must be at least 1"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(arguments, message, tmp_path):

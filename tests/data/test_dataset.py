@@ -32,6 +32,15 @@ def test_one_split_with_lists_is_enough():
     assert len(splits["test"]) == 2
 
 
+def test_without_a_split_nothing_else_changes():
+    split = Numbers(Labels(np.array([0, 1])))
+    dataset = Dataset("numbers", InputSpec("features", (1,)), ["a", "b"], {"train": split, "test": split}, 0.5, ("x",))
+    blind = dataset.without("test")
+    assert (set(blind.splits), set(dataset.splits)) == ({"train"}, {"train", "test"})
+    assert (blind.class_names, blind.best_nll, blind.notes) == (["a", "b"], 0.5, ("x",))
+    assert set(blind.without("validation").splits) == {"train"}
+
+
 def test_a_split_must_read():
     with pytest.raises(TypeError, match="abstract"):
         type("Half", (Split,), {})()

@@ -29,7 +29,7 @@ def results(tmp_path_factory):
         patch.setattr(settings, "SETTINGS", None)
         patch.setattr("hetxl.studies.defaults.SETTINGS", {"tiny": SETTING})
         patch.setattr(tune, "WEIGHT_DECAYS", (0.01, 0.1))
-        options = {"seeds": (0, 1), "heads": ("det", "het-xl"), "out": out, "narrator": Narrator(quiet=True)}
+        options = {"seeds": (0, 1), "heads": ("det", "het-xl"), "out": out, "jobs": 1, "narrator": Narrator(quiet=True)}
         (path,) = study(("tiny",), **options)
         first = path.read_text()
         before = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
@@ -37,6 +37,8 @@ def results(tmp_path_factory):
         after = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
         with pytest.raises(ValueError, match="tiny"):
             study(("other",), **options)
+        with pytest.raises(ValueError, match="jobs must be at least 1, found 0"):
+            study(("tiny",), **(options | {"jobs": 0}))
     assert again.read_text() == first
     assert before == after  # nothing was trained again
     return out, json.loads(first)

@@ -7,6 +7,7 @@ import pytest
 from hetxl.studies import levers
 from hetxl.studies.levers import difference, page, run_name, study
 from hetxl.studies.variants import LEVERS, REFERENCES, Variant
+from hetxl.training import tasks
 from hetxl.training.config import TrainConfig
 from hetxl.training.train import train
 from support.training import QUIET
@@ -20,7 +21,7 @@ CHOSEN = ("residual", "temperature-hold", "temperature-held-out", "features", "l
 def results(tmp_path_factory):
     """A study, run twice."""
     out = tmp_path_factory.mktemp("levers")
-    options = {"levers": CHOSEN, "seeds": (0, 1), "out": out, "options": TINY, "narrator": QUIET}
+    options = {"levers": CHOSEN, "seeds": (0, 1), "out": out, "options": TINY, "jobs": 1, "narrator": QUIET}
     first = study(DATA, **options).read_text()
     before = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     assert study(DATA, **options).read_text() == first
@@ -94,7 +95,7 @@ def test_the_picture_leaves_out_what_stands_apart(results, monkeypatch, tmp_path
     assert (out / "levers.png").stat().st_size > 1000
     seen = []
     monkeypatch.setattr(levers, "plot_groups", lambda groups, path, axis: seen.append([title for title, _ in groups]))
-    options = {"levers": ("noise-weight-decay", "link"), "seeds": (0,), "options": TINY, "narrator": QUIET}
+    options = {"levers": ("noise-weight-decay", "link"), "seeds": (0,), "options": TINY, "jobs": 1, "narrator": QUIET}
     study(DATA, out=tmp_path, **options)
     assert seen == [["references", "noise-weight-decay"]]
 
@@ -105,8 +106,8 @@ def test_a_setting_that_diverges_does_not_stop_the_others(monkeypatch, tmp_path)
             raise FloatingPointError("the loss is nan after step 3")
         return train(config, **options)
 
-    monkeypatch.setattr(levers, "train", fragile)
-    options = {"levers": ("noise-weight-decay",), "seeds": (0, 1), "options": TINY, "narrator": QUIET}
+    monkeypatch.setattr(tasks, "train", fragile)
+    options = {"levers": ("noise-weight-decay",), "seeds": (0, 1), "options": TINY, "jobs": 1, "narrator": QUIET}
     summary = json.loads(study(DATA, out=tmp_path, **options).read_text())
     assert "het-xl,noise_weight_decay=1.0" not in summary["runs"]
     assert len(summary["runs"]["het-xl,noise_weight_decay=0.1"]["nll"]) == 2
@@ -137,6 +138,7 @@ def test_names_say_what_differs_from_the_base():
         ({"levers": ()}, "levers must name at least one of noise-init"),
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"seeds": ()}, "seeds must be different numbers, at least one"),
+        ({"jobs": 0}, "jobs must be at least 1, found 0"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(options, message, tmp_path):

@@ -6,21 +6,11 @@ import pytest
 from hetxl.studies import pool
 from hetxl.studies.cache import Cache, Training
 from hetxl.studies.forms import FORMS
-from hetxl.studies.pool import default_jobs, run_trainings
-from hetxl.training.progress import Narrator
+from hetxl.studies.pool import run_trainings
 from hetxl.training.train import train
+from support.training import QUIET, Listening
 
 BENCH = FORMS["miniature"].base
-QUIET = Narrator(quiet=True)
-
-
-class Listening(Narrator):
-    def __init__(self):
-        super().__init__(quiet=True)
-        self.said = []
-
-    def say(self, text):
-        self.said.append(text)
 
 
 def test_each_training_once_and_never_again(tmp_path, monkeypatch):
@@ -75,7 +65,6 @@ def test_a_mistake_stops_everything(tmp_path):
 
 
 def test_jobs(tmp_path):
-    assert default_jobs() >= 1
     with pytest.raises(ValueError, match="jobs must be at least 1, found 0"):
         run_trainings([], Cache(tmp_path), jobs=0, narrator=QUIET)
     assert run_trainings([], Cache(tmp_path), jobs=2, narrator=QUIET) < 1

@@ -16,7 +16,7 @@ from support.training import QUIET
 
 DATA = "synthetic:rows=1200,classes=8,features=5,noise=0.7"
 TINY = {"epochs": 1.0, "batch_size": 64, "rank": 2, "train_samples": 2, "eval_samples": 8, "evaluate_every": 10}
-OPTIONS = {"seeds": (0, 1), "options": TINY, "narrator": QUIET}
+OPTIONS = {"seeds": (0, 1), "options": TINY, "jobs": 1, "narrator": QUIET}
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 import json
 
-import pytest
-
-from hetxl.data.synthetic import load_synthetic
-from hetxl.studies.runs import METRICS, by_label, over_seeds, results_in, without_test
+from hetxl.studies.runs import METRICS, by_label, over_seeds, results_in
 
 
 def result(label, seed, nll):
@@ -40,12 +37,3 @@ def test_labels_in_their_order_and_only_those_that_ran():
     found = by_label(results, ["DET", "HET", "HET-XL", "DET"])
     assert list(found) == ["DET", "HET-XL"]
     assert found["DET"]["nll"] == [2.0, 3.0]
-
-
-def test_no_choice_can_see_the_test_split():
-    dataset = load_synthetic(rows=100, classes=3, features=2)
-    blind = without_test(dataset)
-    assert set(blind.splits) == {"train", "validation"}
-    assert "test" in dataset.splits
-    with pytest.raises(KeyError):
-        blind.splits["test"]

@@ -27,11 +27,11 @@ def test_an_end_that_is_the_best_is_stepped_over_until_it_no_longer_is():
     def asked(best, values, both):
         seen = []
 
-        def cost(value):
-            seen.append(value)
-            return abs(math.log(value / best))
+        def costs(some):
+            seen.extend(some)
+            return [abs(math.log(value / best)) for value in some]
 
-        return tune._lowest(cost, values, both), seen
+        return tune._lowest(costs, values, both), seen
 
     assert asked(2.0, [0.01, 0.1, 0.5], False) == (2.0, [0.01, 0.1, 0.5, 1.0, 2.0, 4.0])
     assert asked(0.1, [0.01, 0.1, 0.5], False) == (0.1, [0.01, 0.1, 0.5])

@@ -12,6 +12,18 @@ DATA = "synthetic:rows=2000,classes=8,features=4"
 QUIET = Narrator(quiet=True)
 
 
+class Listening(Narrator):
+    """One that shows nothing, and remembers what it said."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Remember a line."""
+        self.said.append(text)
+
+
 def small(out: Path | str | None = None, **options: object) -> TrainConfig:
     """A configuration that trains in a second."""
     usual = {"data": DATA, "steps": 4, "batch_size": 64, "rank": 3, "eval_samples": 16, "device": "cpu"}

@@ -163,6 +163,7 @@ def defaults(
         Path | None, typer.Option(help="Directory of the study [runs/study-defaults].", show_default=False)
     ] = None,
     write: Write = None,
+    jobs: Jobs = None,
 ) -> None:
     """Is HET-XL with its defaults ever worse than DET, and where is it better?"""
     with one_line_errors():
@@ -182,6 +183,7 @@ def defaults(
             out=directory,
             quick=quick,
             equal_time=equal_time,
+            jobs=jobs,
         )
         text = page([json.loads(path.read_text(encoding="utf-8")) for path in paths])
         (directory / "study.md").write_text(text, encoding="utf-8")
@@ -205,6 +207,7 @@ def recovery(
         Path | None, typer.Option(help="Directory of the study [runs/study-recovery].", show_default=False)
     ] = None,
     write: Write = None,
+    jobs: Jobs = None,
 ) -> None:
     """How near do the heads come to the model that their data was drawn from?"""
     with one_line_errors():
@@ -212,7 +215,7 @@ def recovery(
 
         options = {"data_seed": data_seed} if data_seed else None
         directory = out or Path("runs") / ("study-recovery-quick" if quick else "study-recovery")
-        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick, options=options)
+        summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick, options=options, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
         _publish("recovery", page, write, {"recovery.png": summary.with_name("recovery.png")})
         typer.echo(page)
@@ -231,13 +234,15 @@ def levers(
         Path | None, typer.Option(help="Directory of the study [runs/study-levers-DATA].", show_default=False)
     ] = None,
     write: Write = None,
+    jobs: Jobs = None,
 ) -> None:
     """What is each choice that HET-XL's defaults make worth, when one at a time is changed?"""
     with one_line_errors():
         from hetxl.studies.levers import study as run_study
         from hetxl.studies.variants import LEVERS
 
-        summary = run_study(data, levers=_names(levers, tuple(LEVERS)), seeds=seeds_from(seeds), out=out)
+        chosen = _names(levers, tuple(LEVERS))
+        summary = run_study(data, levers=chosen, seeds=seeds_from(seeds), out=out, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
         _publish("levers", page, write, {"levers.png": summary.with_name("levers.png")}, f" {data} --seeds {seeds}")
         typer.echo(page)

@@ -41,6 +41,10 @@ def compare(
         str, typer.Option(help="Which take part, of det, det-smoothed, het, het-h and het-xl.", show_default=False)
     ] = "det,det-smoothed,het,het-h,het-xl",
     seeds: Annotated[str, typer.Option(help="How many seeds, or which as in 3,4,5.")] = "1",
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Trainings at a time, one thread each [one, on all cores].", show_default=False),
+    ] = None,
     given: Given = (None, {}),
 ) -> None:
     """Train all heads on the same data and tell which serves you.
@@ -56,7 +60,7 @@ def compare(
         chosen = data if data is not None or given[0] is not None else "pycode"
         config = resolve(given, preset_for(chosen), instead=CHOSEN, data=chosen)
         names = tuple(name.strip() for name in heads.split(",") if name.strip())
-        directory = run_comparison(config, heads=names, seeds=seeds_from(seeds))
+        directory = run_comparison(config, heads=names, seeds=seeds_from(seeds), jobs=jobs)
         runs = find_runs([directory])
         Console().print(as_rich(compare_table(runs)))
         report = write_report(runs, directory / "report.html")

@@ -1,5 +1,6 @@
 """What training and evaluation ask of data, whatever it was read from."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,3 +125,7 @@ class Dataset:
     def multi_label(self) -> bool:
         """Whether examples have any number of labels."""
         return any(split.labels.multi for split in self.splits.values())
+
+    def without(self, name: str) -> "Dataset":
+        """The same without a split, so that no choice can see it."""
+        return dataclasses.replace(self, splits={key: split for key, split in self.splits.items() if key != name})

@@ -15,15 +15,14 @@ from hetxl.studies.pair_trainings import PairTraining
 from hetxl.studies.views import apply_view, check_view
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
+from hetxl.training.opened import source_of
 from hetxl.training.results import LABELS
 from hetxl.training.run import NOT_PART_OF_THE_RUN, check_same
+from hetxl.training.tasks import DIVERGED
 from hetxl.training.train import open_data
 
 CACHE = Path("runs") / "studies" / "cache"
 """Of the trainings of all studies but those on pairs."""
-
-DIVERGED = "diverged.json"
-"""What a training leaves whose loss did not stay finite: that is a finding, too."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class Training:
     @property
     def source(self) -> tuple[Any, ...]:
         """The options that its data depends on: trainings of the same source can share it."""
-        sections = self.config.to_dict()["data"]
-        return (*(value for name, value in sections.items() if name != "workers"), self.view)
+        return (*source_of(self.config), self.view)
 
     def open(self) -> Dataset:
         """Its data."""

@@ -27,11 +27,13 @@ from hetxl.studies.tune import tune_det
 from hetxl.training.compare import VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
+from hetxl.training.parallel import check_jobs, default_jobs, one_thread
 from hetxl.training.progress import Narrator
 from hetxl.training.reading import reader
 from hetxl.training.rescale import SCALED, SCALED_XL
 from hetxl.training.run import load_run
-from hetxl.training.train import open_data, train
+from hetxl.training.tasks import Task, run_tasks
+from hetxl.training.train import open_data
 
 ENSEMBLE = "DET ensemble"
 LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values()), SCALED_XL)
@@ -46,6 +48,7 @@ def study(
     out: Path = Path("runs/study-defaults"),
     quick: bool = False,
     equal_time: bool = True,
+    jobs: int | None = None,
     narrator: Narrator | None = None,
 ) -> list[Path]:
     """Run the study in some settings; whatever is finished is kept.
@@ -57,6 +60,7 @@ def study(
         out: directory, one below it for each setting.
         quick: the small settings of `QUICK` instead.
         equal_time: also train DET for as much time as HET-XL takes.
+        jobs: trainings at a time, one thread each; one a core without.
         narrator: tells how far it is.
 
     Returns:
@@ -69,11 +73,12 @@ def study(
             raise ValueError(f"settings must be among {', '.join(known)}, found {name!r}")
     for head in heads:
         one_of("heads", head, VARIANTS)
-    narrator = narrator or Narrator()
+    check_jobs(jobs)
+    narrator, jobs = narrator or Narrator(), jobs or default_jobs()
     found = []
     for number, name in enumerate(wanted):
         narrator.say(f"[{number + 1}/{len(wanted)}] {name}")
-        found.append(run_setting(known[name], seeds, heads, out / name, narrator, equal_time))
+        found.append(run_setting(known[name], seeds, heads, out / name, narrator, jobs, equal_time))
     return found
 
 
@@ -83,20 +88,21 @@ def run_setting(
     heads: Sequence[str],
     directory: Path,
     narrator: Narrator,
+    jobs: int,
     equal_time: bool = True,
 ) -> Path:
     """Tune, train, and sum up one setting: its summary.json."""
     config = setting.config()
     dataset = open_data(config)
     description = describe(dataset)
-    tuned = tune_det(config, directory / "tuning", dataset, description, narrator)
+    tuned = tune_det(config, directory / "tuning", dataset, description, narrator, jobs)
     config = dataclasses.replace(
         config,
         learning_rate=tuned.learning_rate,
         weight_decay=tuned.weight_decay,
         out=str(directory / "compare"),
     )
-    compared = compare(config, heads=tuple(heads), seeds=tuple(seeds), narrator=narrator)
+    compared = compare(config, heads=tuple(heads), seeds=tuple(seeds), jobs=jobs, narrator=narrator)
     results = results_in(compared / "runs")
     summary: dict[str, Any] = {
         "setting": setting.name,
@@ -111,10 +117,11 @@ def run_setting(
         "steps": next(iter(results.values()))["steps"],
         "seeds": list(seeds),
     }
-    summary["pace"] = pace(config, dataset, directory / "pace.json", narrator=narrator)
+    with one_thread():  # as in the trainings, and nothing of the study beside it
+        summary["pace"] = pace(config, dataset, directory / "pace.json", narrator=narrator)
     if equal_time and {"det", "het-xl"} <= set(heads):
         steps = round(summary["steps"] * max(1.0, summary["pace"]["het-xl"]))
-        _train_longer(config, steps, seeds, directory / "longer", dataset, description, narrator)
+        _train_longer(config, steps, seeds, directory / "longer", dataset, description, narrator, jobs)
     results |= results_in(directory / "longer")
     summary["heads"] = by_label(results, LABELS)
     if "det" in heads and len(seeds) > 1:
@@ -132,16 +139,18 @@ def _train_longer(
     dataset: Dataset,
     description: Description,
     narrator: Narrator,
+    jobs: int,
 ) -> None:
     """DET for as many steps as fit into the time that HET-XL takes."""
     known = sorted(directory.glob("*/config.json"))
     if known:  # with another pace of the same machine, say: what was begun is finished as it was begun
         steps = TrainConfig.from_dict(read_json(known[0])).steps or steps
-    for seed in seeds:
-        one = dataclasses.replace(
-            config, head="det", seed=seed, steps=steps, out=str(directory / f"det-longer-seed{seed}")
-        )
-        train(one, dataset=dataset, narrator=narrator, label=LONGER, description=description)
+    base = dataclasses.replace(config, head="det", steps=steps)
+    tasks = [
+        Task(dataclasses.replace(base, seed=seed, out=str(directory / f"det-longer-seed{seed}")), LONGER)
+        for seed in seeds
+    ]
+    run_tasks(tasks, dataset, description, jobs=jobs, narrator=narrator)
 
 
 def _ensemble(

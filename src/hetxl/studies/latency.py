@@ -6,11 +6,12 @@ from typing import Any
 
 from hetxl.studies.charts import plot_lines
 from hetxl.studies.forms import Sizes
-from hetxl.studies.measure import WAYS, HeadSize, Step, one_thread, predicted_bytes, seconds_of, step_of, warm_up
+from hetxl.studies.measure import WAYS, HeadSize, Step, predicted_bytes, seconds_of, step_of, warm_up
 from hetxl.studies.paper import figures
 from hetxl.studies.study import Lab, Study, Summary
 from hetxl.studies.tables import Column, Row, Table
 from hetxl.studies.verdicts import holds
+from hetxl.training.parallel import one_thread
 
 HEADS = {"DET": "det", "HET": "het", "HET-H": "het-h", "HET-XL": "het-xl"}
 OUT = "out of memory budget"

@@ -16,15 +16,17 @@ from hetxl.functional._checks import one_of
 from hetxl.report.statistics import PairedTest, paired_test
 from hetxl.studies.held_out import fitted_result
 from hetxl.studies.plot import new_figure, plot_groups
-from hetxl.studies.runs import over_seeds, results_in, without_test
+from hetxl.studies.runs import over_seeds, results_in
 from hetxl.studies.summary import Summary, difference_text, mean_text
 from hetxl.studies.variants import DEFAULT, LEVERS, REFERENCES, Variant
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
+from hetxl.training.parallel import check_jobs, default_jobs
 from hetxl.training.presets import preset_for
 from hetxl.training.progress import Narrator
 from hetxl.training.run import load_run
-from hetxl.training.train import open_data, train
+from hetxl.training.tasks import Task, run_tasks
+from hetxl.training.train import open_data
 
 HELD_OUT = "held-out"
 
@@ -36,6 +38,7 @@ def study(
     seeds: Sequence[int] = (0, 1, 2),
     out: Path | None = None,
     options: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
     narrator: Narrator | None = None,
 ) -> Path:
     """Train every setting of some levers, each once for a seed, and write tables and a picture; what is done is kept.
@@ -46,12 +49,14 @@ def study(
         seeds: of the runs.
         out: directory; runs/study-levers-DATA without.
         options: of all trainings, beyond the preset of the data.
+        jobs: trainings at a time, one thread each; one a core without.
         narrator: tells how far it is.
 
     Returns:
         summary.json; study.md and levers.png are beside it.
     """
     new_figure(1, 1)  # whether there is matplotlib is better known now
+    check_jobs(jobs)
     for lever in levers:
         one_of("levers", lever, LEVERS)
     if not levers:
@@ -61,13 +66,13 @@ def study(
     narrator = narrator or Narrator()
     base = TrainConfig(**{**preset_for(data), **(options or {}), "data": data, "head": "het-xl"})
     directory = Path("runs") / f"study-levers-{Path(data.split(':')[0]).stem or 'data'}" if out is None else out
-    dataset = without_test(open_data(base))
+    dataset = open_data(base).without("test")
     if "validation" not in dataset.splits:
         raise ValueError(f"data {data!r} has no validation split, which the levers are compared on")
     wanted: dict[str, Variant] = {}
     for one in (*REFERENCES, *(variant for name in levers for variant in LEVERS[name].variants)):
         wanted.setdefault(run_name(one, base), one)
-    diverged = _train(base, wanted, seeds, directory, dataset, narrator)
+    diverged = _train(base, wanted, seeds, directory, dataset, narrator, jobs or default_jobs())
     kept = [name for name in wanted if name not in diverged]
     summary = _summarise(base, kept, levers, seeds, directory, dataset)
     write_json(directory / "summary.json", summary)
@@ -118,6 +123,7 @@ def _train(
     directory: Path,
     dataset: Dataset,
     narrator: Narrator,
+    jobs: int,
 ) -> set[str]:
     """All variants with the first seed, then with the next: a study that is stopped has something to show.
 
@@ -129,18 +135,18 @@ def _train(
     trained = {name: one for name, one in variants.items() if not one.held_out}
     total = len(trained) * len(seeds)
     narrator.say(f"{total} trainings ({len(trained)} settings, {len(seeds)} seeds) into {directory}")
-    diverged: set[str] = set()
+    tasks = {
+        (seed, name): Task(
+            dataclasses.replace(config_of(one, base), seed=seed, out=str(directory / "runs" / f"{name}-seed{seed}")),
+            one.label,
+            blind=True,
+            may_diverge=one not in REFERENCES,
+        )
+        for seed in seeds
+        for name, one in trained.items()
+    }
+    run_tasks(list(tasks.values()), dataset, description, jobs=jobs, narrator=narrator)
     for seed in seeds:
-        for name, one in trained.items():
-            place = directory / "runs" / f"{name}-seed{seed}"
-            config = dataclasses.replace(config_of(one, base), seed=seed, out=str(place))
-            try:
-                train(config, dataset=dataset, narrator=narrator, label=one.label, description=description)
-            except FloatingPointError as error:
-                if one in REFERENCES:
-                    raise
-                narrator.say(f"{one.label}: {error}")
-                diverged.add(name)
         for name, one in variants.items():
             path = directory / HELD_OUT / f"{name}-seed{seed}" / "result.json"
             if not one.held_out or path.exists():
@@ -150,7 +156,7 @@ def _train(
             before = results_in(source.parent)[source.name]
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, fitted_result(load_run(source), dataset.splits["validation"], rows, before, narrator))
-    return diverged
+    return {name for (_, name), task in tasks.items() if task.diverged}
 
 
 def _summarise(

@@ -5,9 +5,8 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,17 +100,6 @@ def warm_up(name: str) -> None:
     head = HeadSize(8, 10, 2).build(name)
     for way in WAYS:
         step_of(head, Step(name, way, 2, 2))()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """While it lasts torch has one thread: two cores are often shared with something else."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def seconds_of(run: Callable[[], object], repeats: int, limit: float) -> float:

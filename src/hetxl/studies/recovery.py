@@ -27,6 +27,7 @@ from hetxl.studies.summary import Summary, mean_text
 from hetxl.training.compare import VARIANTS, compare
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
+from hetxl.training.parallel import check_jobs, default_jobs
 from hetxl.training.presets import preset_for
 from hetxl.training.progress import Narrator
 from hetxl.training.rescale import SCALED, SCALED_XL
@@ -70,6 +71,7 @@ def study(
     out: Path = Path("runs/study-recovery"),
     quick: bool = False,
     options: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
     narrator: Narrator | None = None,
 ) -> Path:
     """Train the heads, measure them against the true model, and write tables and a picture; what is finished is kept.
@@ -80,12 +82,14 @@ def study(
         out: directory.
         quick: the smaller data of `QUICK` instead.
         options: of all trainings, beyond the preset of the data.
+        jobs: trainings at a time, one thread each; one a core without.
         narrator: tells how far it is.
 
     Returns:
         summary.json; study.md and recovery.png are beside it.
     """
     new_figure(1, 1)  # whether there is matplotlib is better known now
+    check_jobs(jobs)
     given = {"data": data, **(QUICK if quick else {}), **(options or {})}
     name, arguments = split_spec(given["data"])
     if name != "synthetic" or arguments.get("multi_label"):
@@ -93,7 +97,7 @@ def study(
     narrator = narrator or Narrator()
     # All test rows: the more there are, the less the shares depend on which.
     config = TrainConfig(**{**preset_for("synthetic"), "test_examples": 0, **given, "out": str(out / "compare")})
-    compared = compare(config, heads=HEADS, seeds=tuple(seeds), narrator=narrator)
+    compared = compare(config, heads=HEADS, seeds=tuple(seeds), jobs=jobs or default_jobs(), narrator=narrator)
     dataset = open_data(config)
     summary, points = _measure(config, compared, seeds, dataset)
     write_json(out / "summary.json", summary)

@@ -1,11 +1,9 @@
 """What the studies do alike with data and runs."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetxl.data.dataset import Dataset
 from hetxl.training.files import read_json
 
 METRICS = ("nll", "precision@1", "precision@5", "calibration_error", "brier")
@@ -45,10 +43,3 @@ def by_label(results: Mapping[str, Result], labels: Iterable[str]) -> dict[str, 
     """`over_seeds` for every label that has runs, in the order of the labels."""
     found = {label: [run for run in results.values() if run["label"] == label] for label in dict.fromkeys(labels)}
     return {label: over_seeds(runs) for label, runs in found.items() if runs}
-
-
-def without_test(dataset: Dataset) -> Dataset:
-    """The data without its test split, so that no choice can see it."""
-    return dataclasses.replace(
-        dataset, splits={name: split for name, split in dataset.splits.items() if name != "test"}
-    )

@@ -8,11 +8,12 @@ from typing import Any
 from hetxl.studies.charts import plot_lines
 from hetxl.studies.forms import LEARNED, Form
 from hetxl.studies.lines import NLL, PRECISION, SECONDS, Line, LineStudy, cells_of, values_of
-from hetxl.studies.measure import HeadSize, Step, Way, one_thread, predicted_bytes, seconds_of, step_of, warm_up
+from hetxl.studies.measure import HeadSize, Step, Way, predicted_bytes, seconds_of, step_of, warm_up
 from hetxl.studies.study import Lab, Summary
 from hetxl.studies.tables import Column, Row, Table
 from hetxl.studies.verdicts import against, change, holds, sign
 from hetxl.training.files import read_json
+from hetxl.training.parallel import one_thread
 
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"HET": ("het", {}), "HET-XL": ("het-xl", LEARNED)}
 

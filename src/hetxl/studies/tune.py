@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from hetxl.data.dataset import Dataset
 from hetxl.data.describe import Description
-from hetxl.studies.runs import without_test
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json
 from hetxl.training.progress import Narrator
-from hetxl.training.train import train
+from hetxl.training.tasks import Task, run_tasks
 
 LEARNING_RATES = (0.5, 1.0, 2.0)
 """Multiples of the preset's learning rate."""
@@ -39,7 +38,12 @@ class Tuned(NamedTuple):
 
 
 def tune_det(
-    config: TrainConfig, directory: Path, dataset: Dataset, description: Description, narrator: Narrator
+    config: TrainConfig,
+    directory: Path,
+    dataset: Dataset,
+    description: Description,
+    narrator: Narrator,
+    jobs: int | None = None,
 ) -> Tuned:
     """The learning rate first, then the weight decay at the best of them, each by validation NLL.
 
@@ -49,48 +53,45 @@ def tune_det(
         dataset: the test split is taken away, so that no choice can see it.
         description: of the dataset, shown already.
         narrator: tells how far it is.
+        jobs: trainings at a time, as for `run_tasks`.
     """
-    blind = without_test(dataset)
     trials: dict[tuple[float, float], Trial] = {}
 
-    def nll(learning_rate: float, weight_decay: float) -> float:
-        if (learning_rate, weight_decay) in trials:
-            return trials[learning_rate, weight_decay].nll
+    def task(learning_rate: float, weight_decay: float) -> Task:
+        chosen = {"learning_rate": learning_rate, "weight_decay": weight_decay}
         place = directory / f"lr{learning_rate:g}-wd{weight_decay:g}"
-        one = dataclasses.replace(
-            config,
-            head="det",
-            seed=SEED,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            out=str(place),
-        )
+        one = dataclasses.replace(config, head="det", seed=SEED, out=str(place), **chosen)
         label = f"DET, learning rate {learning_rate:g}, weight decay {weight_decay:g}"
-        run = train(one, dataset=blind, narrator=narrator, label=label, description=description)
-        found = float(read_json(run.path / "result.json")["metrics"]["validation"]["nll"])
-        trials[learning_rate, weight_decay] = Trial(learning_rate, weight_decay, found)
-        return found
+        return Task(one, label, blind=True)
+
+    def losses(wanted: Sequence[tuple[float, float]]) -> list[float]:
+        new = {both: task(*both) for both in wanted if both not in trials}
+        run_tasks(list(new.values()), dataset, description, jobs=jobs, narrator=narrator)
+        for both, one in new.items():
+            metrics = read_json(one.place / "result.json")["metrics"]["validation"]
+            trials[both] = Trial(*both, float(metrics["nll"]))
+        return [trials[both].nll for both in wanted]
 
     decay = config.weight_decay
-    rate = _lowest(
-        lambda rate: nll(rate, decay), [factor * config.learning_rate for factor in LEARNING_RATES], beyond_both=True
-    )
-    chosen = _lowest(lambda other: nll(rate, other), sorted({decay, *WEIGHT_DECAYS}), beyond_both=False)
+    rates = [factor * config.learning_rate for factor in LEARNING_RATES]
+    rate = _lowest(lambda some: losses([(one, decay) for one in some]), rates, beyond_both=True)
+    decays = sorted({decay, *WEIGHT_DECAYS})
+    chosen = _lowest(lambda some: losses([(rate, one) for one in some]), decays, beyond_both=False)
     return Tuned(rate, chosen, list(trials.values()))
 
 
-def _lowest(cost: Callable[[float], float], values: Sequence[float], beyond_both: bool) -> float:
+def _lowest(costs: Callable[[Sequence[float]], Sequence[float]], values: Sequence[float], beyond_both: bool) -> float:
     """The value of the least cost; an end that is the best is stepped over, until it no longer is, or `REACH` is met.
 
     Args:
-        cost: of a value.
+        costs: of some values.
         values: to begin with, from small to large.
         beyond_both: whether to step over the lower end too.
     """
-    tried = {value: cost(value) for value in values}
+    tried = dict(zip(values, costs(values), strict=True))
     while True:
         best = min(tried, key=tried.__getitem__)
         beyond = best * 2 if best == max(tried) else best / 2 if beyond_both and best == min(tried) else best
         if beyond in tried or not values[0] / REACH <= beyond <= values[-1] * REACH:
             return best
-        tried[beyond] = cost(beyond)
+        (tried[beyond],) = costs([beyond])

@@ -10,10 +10,12 @@ from hetxl.functional._checks import one_of
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
 from hetxl.training.model import link_of
+from hetxl.training.parallel import check_jobs
 from hetxl.training.progress import Narrator, duration
-from hetxl.training.rescale import SCALABLE, rescale
+from hetxl.training.rescale import SCALABLE
 from hetxl.training.run import start_run
-from hetxl.training.train import open_data, train
+from hetxl.training.tasks import Task, run_tasks
+from hetxl.training.train import open_data
 
 SMOOTHING = 0.1
 
@@ -42,6 +44,7 @@ def compare(
     *,
     heads: tuple[str, ...] = tuple(VARIANTS),
     seeds: tuple[int, ...] = (0,),
+    jobs: int | None = None,
     narrator: Narrator | None = None,
 ) -> Path:
     """Train every head with every seed; what is finished already is kept.
@@ -50,12 +53,14 @@ def compare(
         config: of all runs; its head and seed are replaced.
         heads: names of `VARIANTS`.
         seeds: of the runs; one run of each head for each.
+        jobs: trainings at a time, one thread each; None for one after the other, on all threads.
         narrator: tells how far it is.
 
     Returns:
         The directory: compare.json and runs/.
     """
     narrator = narrator or Narrator()
+    check_jobs(jobs)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare runs in one process; start single runs of several with torchrun … hetxl train")
     for name in heads:
@@ -80,13 +85,16 @@ def compare(
     narrator.console.print(description)
     total = len(wanted) * len(seeds)
     narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}) into {directory}")
-    for seed in seeds:
-        for variant in wanted:
-            one = runs[variant.name, seed]
-            run = train(one, dataset=dataset, narrator=narrator, label=variant.label, description=description)
-            if variant.name in SCALABLE:
-                place = _scaled_place(directory, variant.name, seed)
-                rescale(run, place, dataset, narrator)
+    tasks = [
+        Task(
+            runs[variant.name, seed],
+            variant.label,
+            scaled=_scaled_place(directory, variant.name, seed) if variant.name in SCALABLE else None,
+        )
+        for seed in seeds
+        for variant in wanted
+    ]
+    run_tasks(tasks, dataset, description, jobs=jobs, narrator=narrator)
     labels = []
     for variant in wanted:
         labels += [variant.label, *([SCALABLE[variant.name]] if variant.name in SCALABLE else [])]

@@ -1,0 +1,116 @@
+"""Several trainings, each with a directory of its own: one after the other here, or some at a time in processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetxl.data import Description
+from hetxl.data.dataset import Dataset
+from hetxl.training.config import TrainConfig
+from hetxl.training.files import read_json, write_json
+from hetxl.training.opened import opened, source_of
+from hetxl.training.parallel import check_jobs, each
+from hetxl.training.progress import Narrator, duration
+from hetxl.training.rescale import rescale
+from hetxl.training.run import check_same
+from hetxl.training.train import open_data, train
+
+DIVERGED = "diverged.json"
+"""What a training leaves whose loss did not stay finite: that is a finding, too."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training.
+
+    Attributes:
+        config: its options, with a directory that no other has.
+        label: how tables call it.
+        scaled: directory of the same head rescaled to the validation split afterwards; None for none.
+        blind: whether the test split is taken away first.
+        may_diverge: whether a loss that does not stay finite is a finding; an error otherwise.
+    """
+
+    config: TrainConfig
+    label: str
+    scaled: Path | None = None
+    blind: bool = False
+    may_diverge: bool = False
+
+    @property
+    def place(self) -> Path:
+        """Its directory."""
+        return Path(str(self.config.out))
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do; a run of other options in its place is an error."""
+        if (self.place / "config.json").exists():
+            check_same(self.config, self.place)
+        if self.diverged:
+            return True
+        return all((place / "result.json").exists() for place in (self.place, self.scaled) if place is not None)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss did not stay finite, and may do so."""
+        return self.may_diverge and (self.place / DIVERGED).exists()
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    dataset: Dataset,
+    description: Description,
+    *,
+    jobs: int | None = None,
+    narrator: Narrator,
+) -> None:
+    """Train what is not finished.
+
+    Args:
+        tasks: all on the same data.
+        dataset: that data, opened already; other processes open it themselves.
+        description: of it, shown already.
+        jobs: how many at a time, one thread each; None for one after the other here, on all threads.
+        narrator: tells how far it is.
+    """
+    check_jobs(jobs)
+    if jobs is None:
+        for task in tasks:
+            _do(task, dataset, description, narrator)
+        return
+    left = [task for task in tasks if not task.finished]
+    with narrator.bar("trainings", len(left)) as bar:
+        for number, (task, told) in enumerate(each(_do_elsewhere, left, jobs=jobs), 1):
+            narrator.say(f"[{number}/{len(left)}] {task.label}, seed {task.config.seed}: {told}")
+            bar.to(number)
+
+
+def _do(task: Task, dataset: Dataset, description: Description, narrator: Narrator) -> None:
+    seen = dataset.without("test") if task.blind else dataset
+    if task.diverged:
+        return
+    try:
+        run = train(task.config, dataset=seen, narrator=narrator, label=task.label, description=description)
+    except FloatingPointError as error:
+        if not task.may_diverge:
+            raise
+        write_json(task.place / DIVERGED, {"message": str(error)})
+        narrator.say(f"{task.label}: {error}")
+        return
+    if task.scaled is not None:
+        rescale(run, task.scaled, seen, narrator)
+
+
+def _do_elsewhere(task: Task) -> str:
+    """A task in a process that has not opened its data; gives what to tell of it."""
+    dataset, description = opened(source_of(task.config), lambda: open_data(task.config))
+    _do(task, dataset, description, Narrator(quiet=True))
+    if task.diverged:
+        return "the loss did not stay finite"
+    result = read_json(task.place / "result.json")
+    name = "test" if "test" in result["metrics"] else "validation"
+    told = f"{name} NLL {result['metrics'][name]['nll']:.3f}"
+    if task.scaled is not None:
+        told += f", rescaled {read_json(task.scaled / 'result.json')['metrics'][name]['nll']:.3f}"
+    return f"{told}; {duration(result['train_seconds'])}"
