@@ -3,7 +3,7 @@
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 from typer.main import get_command
 
 from hetxl.cli import app
-from hetxl.studies.page import index
+from hetxl.studies import defaults_page, recovery
+from hetxl.studies.page import index, own_page
 from hetxl.studies.page import page as page_of
 from hetxl.studies.registry import ENTRIES, load_study
+from hetxl.studies.settings import SETTINGS
 from hetxl.training.files import read_json
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +135,27 @@ def test_the_page_of_a_study_says_what_its_numbers_say(name: str):
     summary = read_json(STUDIES / f"{name}.json")
     assert summary["form"] == "full"
     assert (STUDIES / f"{name}.md").read_text() == page_of(load_study(name), ENTRIES[name], summary)
+
+
+def _defaults() -> str:
+    return defaults_page.page([read_json(STUDIES / "defaults" / f"{name}.json") for name in SETTINGS])
+
+
+def _from(name: str, page: Callable[[Any], str]) -> Callable[[], str]:
+    return lambda: page(read_json(STUDIES / f"{name}.json"))
+
+
+OWN: dict[str, tuple[Callable[[], str], str, str]] = {
+    "defaults": (_defaults, "hetxl study defaults", defaults_page.PICTURE),
+    "recovery": (_from("recovery", recovery.page), "hetxl study recovery", "recovery.png"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_page_with_its_own_text_says_what_its_numbers_say(name: str):
+    text, command, picture = OWN[name]
+    assert (STUDIES / f"{name}.md").read_text() == own_page(ENTRIES[name], text(), command, [picture])
+    assert (STUDIES / picture).exists()
 
 
 def test_every_study_has_a_page():

@@ -58,12 +58,17 @@ def test_a_study_with_its_own_text(tmp_path):
     picture = tmp_path / "levers.png"
     picture.write_bytes(b"png")
     target = tmp_path / "pages"
-    publish_own(ENTRIES["levers"], "Some text.\n", "hetxl study levers", target, {"levers.png": picture})
+    numbers = tmp_path / "summary.json"
+    numbers.write_text("{}")
+    files = {"levers.png": picture}, {"levers/pycode.json": numbers}
+    publish_own(ENTRIES["levers"], "Some text.\n", "hetxl study levers", target, *files)
     text = (target / "levers.md").read_text()
     assert text.startswith("# What each default is worth\n\nSome text.\n")
     assert "![What each default is worth](levers.png)" in text
     assert text.endswith("```\nhetxl study levers\n```\n")
     assert (target / "levers.png").read_bytes() == b"png"
+    assert (target / "levers" / "pycode.json").read_text() == "{}"
+    assert "pycode.json" not in text
     publish_own(ENTRIES["levers"], "# Own title\n", "hetxl study levers", target, {})
     assert (target / "levers.md").read_text().startswith("# Own title\n")
     assert "[levers](levers.md)" in (target / "index.md").read_text()

@@ -138,12 +138,19 @@ for _entry in ENTRIES.values():
         study.command(_entry.name)(_command_of(_entry))
 
 
-def _publish(name: str, text: str, write: Path | None, pictures: Mapping[str, Path], options: str = "") -> None:
+def _publish(
+    name: str,
+    text: str,
+    write: Path | None,
+    pictures: Mapping[str, Path],
+    numbers: Mapping[str, Path],
+    options: str = "",
+) -> None:
     """Put the page of a study with a command of its own where it was asked for; `options` that its command had."""
     if write is not None:
         from hetxl.studies.page import publish_own
 
-        publish_own(ENTRIES[name], text, f"hetxl study {name}{options}", write, pictures)
+        publish_own(ENTRIES[name], text, f"hetxl study {name}{options}", write, pictures, numbers)
 
 
 @study.command()
@@ -191,7 +198,9 @@ def defaults(
             # The page has all settings that are done, also those of other calls.
             everything = finished(directory, [path.parent.name for path in paths] if quick else SETTINGS)
             picture = plot(everything, directory / PICTURE)
-            _publish("defaults", page(everything), write, {PICTURE: picture})
+            names = [summary["setting"] for summary in everything]
+            numbers = {f"defaults/{name}.json": directory / name / "summary.json" for name in names}
+            _publish("defaults", page(everything), write, {PICTURE: picture}, numbers, _told({"--quick": quick}))
         typer.echo(text)
         typer.echo(f"Tables: {directory / 'study.md'}; the results themselves: summary.json of each setting beside it")
 
@@ -217,7 +226,9 @@ def recovery(
         directory = out or Path("runs") / ("study-recovery-quick" if quick else "study-recovery")
         summary = run_study(data, seeds=seeds_from(seeds), out=directory, quick=quick, options=options, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
-        _publish("recovery", page, write, {"recovery.png": summary.with_name("recovery.png")})
+        picture = {"recovery.png": summary.with_name("recovery.png")}
+        told = {data: data != "synthetic", f"--seeds {seeds}": seeds != "3", f"--data-seed {data_seed}": data_seed}
+        _publish("recovery", page, write, picture, {"recovery.json": summary}, _told({**told, "--quick": quick}))
         typer.echo(page)
         typer.echo(f"Picture: {summary.with_name('recovery.png')}; the results themselves: {summary}")
 
@@ -244,7 +255,8 @@ def levers(
         chosen = _names(levers, tuple(LEVERS))
         summary = run_study(data, levers=chosen, seeds=seeds_from(seeds), out=out, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
-        _publish("levers", page, write, {"levers.png": summary.with_name("levers.png")}, f" {data} --seeds {seeds}")
+        picture = {"levers.png": summary.with_name("levers.png")}
+        _publish("levers", page, write, picture, {"levers.json": summary}, f" {data} --seeds {seeds}")
         typer.echo(page)
         typer.echo(f"Picture: {summary.with_name('levers.png')}; the results themselves: {summary}")
 
@@ -275,9 +287,16 @@ def tau(
         summary = run_study(seeds=seeds_from(seeds), out=directory, head=head, quick=quick, longer=longer, jobs=jobs)
         page = summary.with_name("study.md").read_text(encoding="utf-8")
         picture = {"tau.svg": summary.with_name("tau.svg")}
-        _publish("tau", page, write, picture, " --longer" if longer else "")
+        told = {f"--head {head}": head != "het-xl", f"--seeds {seeds}": seeds != "3"}
+        options = _told({**told, "--quick": quick, "--longer": longer})
+        _publish("tau", page, write, picture, {"tau.json": summary}, options)
         typer.echo(page)
         typer.echo(f"Pictures: {summary.with_name('study.html')}; the results themselves: {summary}")
+
+
+def _told(options: Mapping[str, object]) -> str:
+    """The options that were given, as behind a command."""
+    return "".join(f" {option}" for option, given in options.items() if given)
 
 
 def _names(text: str | None, everything: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The page of a study: our table, the paper's in the same form, a picture, what follows, and how to run it again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hetxl.studies.registry import ENTRIES, Entry, minutes_text
@@ -88,18 +88,37 @@ def write_page(study: Study, entry: Entry, summary: Summary, directory: Path) ->
     return files
 
 
-def publish_own(entry: Entry, text: str, command: str, target: Path, pictures: Mapping[str, Path]) -> None:
+def own_page(entry: Entry, text: str, command: str, pictures: Iterable[str] = ()) -> str:
     """The page of a study that writes its own text: that text, its pictures, and the command.
 
     Args:
         entry: of the registry.
         text: markdown, with a title or without.
         command: that it was run by.
-        target: folder of pages.
-        pictures: by the name that they get; shown below the text if it does not show them itself.
+        pictures: files beside the page, shown below the text if it does not show them itself.
     """
     title = "" if text.startswith("# ") else f"# {entry.title}\n\n"
     shown = "".join(f"\n![{entry.title}]({name})\n" for name in pictures if f"({name})" not in text)
-    body = f"{title}{text.strip()}\n{shown}\n## How it was run\n\n```\n{command}\n```\n"
-    write_bytes(target / f"{entry.name}.md", body.encode())
-    publish(pictures, target)
+    return f"{title}{text.strip()}\n{shown}\n## How it was run\n\n```\n{command}\n```\n"
+
+
+def publish_own(
+    entry: Entry,
+    text: str,
+    command: str,
+    target: Path,
+    pictures: Mapping[str, Path],
+    numbers: Mapping[str, Path] | None = None,
+) -> None:
+    """Write such a page into a folder of pages.
+
+    Args:
+        entry: of the registry.
+        text: see `own_page`.
+        command: that it was run by.
+        target: folder of pages.
+        pictures: by the name that they get.
+        numbers: files that the text was made of, by the name that they get.
+    """
+    write_bytes(target / f"{entry.name}.md", own_page(entry, text, command, pictures).encode())
+    publish({**pictures, **(numbers or {})}, target)
