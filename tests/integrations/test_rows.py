@@ -125,3 +125,19 @@ def test_biases_do_not_decay():
     assert kept["weight_decay"] == 0
     assert {one.dim() for one in kept["params"]} == {1}
     assert {one.dim() for one in decayed["params"]} == {2}
+
+
+def test_rescaling_lowers_the_loss_and_can_be_taken_back():
+    trained = trainer(hidden=(8,))
+    # Fitted so long to labels that are of no use to others that it is much too sure of them.
+    for _ in range(60):
+        trained.epoch(examples(), EVERY, 30, itertools.repeat(0.05))
+    other = examples(targets=np.roll(TARGETS, 1))
+    before, raw = trained.evaluate(other, EVERY), outputs(trained)
+    scales = trained.rescale(other)
+    assert scales.temperature > 2
+    assert trained.evaluate(other, EVERY) < before - 0.5
+    trained.unscale()
+    assert torch.equal(outputs(trained), raw)
+    trained.unscale()
+    assert torch.equal(outputs(trained), raw)

@@ -11,6 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_classification, make_multilabel_classification
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -303,27 +304,46 @@ def test_verbose_prints_each_epoch(capsys):
     assert printed == [f"epoch {epoch}: loss {loss:.6f}" for epoch, loss in enumerate(model.loss_curve_, 1)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head": "hetxl"}, "head must be one of .* did you mean 'het-xl'"),
-        ({"hidden": 64}, r"hidden must be a tuple of sizes such as \(512,\), found 64"),
-        ({"hidden": (0,)}, "hidden == 0, must be >= 1"),
-        ({"rank": -1}, "rank == -1"),
-        ({"batch_size": 0}, "batch_size == 0"),
-        ({"max_iter": 1.5}, "max_iter must be an instance of int"),
-        ({"learning_rate": 0}, "learning_rate == 0"),
-        ({"validation_fraction": 1.0}, "validation_fraction == 1.0"),
-        ({"temperature": "learnt"}, "temperature must be one of 'learned'"),
-        ({"temperature": 0.0}, "temperature == 0.0"),
-        ({"class_weight": "balance"}, "class_weight must be one of 'balanced'"),
-        ({"sampler": "sobel"}, "did you mean 'sobol'"),
-    ],
-)
-def test_bad_parameters_are_named(options, message):
-    for train in (lambda model: model.fit(X, Y), lambda model: model.partial_fit(X, Y, classes=range(3))):
-        with pytest.raises((ValueError, TypeError), match=message):
-            train(quick(**options))
+@pytest.mark.parametrize("head", ["het-xl", "det"])
+def test_right_labels_mend_what_wrong_ones_have_taught(digits, head):
+    train, test, labels, test_labels = digits
+    rng = np.random.default_rng(0)
+    other = (labels + rng.integers(1, 10, len(labels))) % 10
+    given = np.where(rng.random(len(labels)) < 0.4, other, labels)
+    model = HetXLClassifier(head=head, max_iter=20, random_state=0).fit(train[200:], given[200:])
+    before = log_loss(test_labels, model.predict_proba(test))
+    assert not hasattr(model, "scales_")
+    assert model.rescale(train[:200], labels[:200]) is model
+    assert log_loss(test_labels, model.predict_proba(test)) < before - 0.1
+    scales, trained = model.scales_, model.network_.head
+    assert (trained.temperature(), trained.noise_scale) == scales
+    assert model.rescale(train[:200], labels[:200]).scales_ == scales  # of what was trained, and not of the last time
+
+
+@pytest.mark.parametrize("temperature", [1.0, "learned"])
+def test_training_goes_on_as_if_nothing_had_been_rescaled(temperature):
+    plain, scaled = (quick(temperature=temperature, max_iter=3, warm_start=True).fit(X, Y) for _ in range(2))
+    scaled.rescale(X[:30], Y[:30])
+    restored = pickle.loads(pickle.dumps(scaled))
+    assert np.array_equal(restored.predict_proba(X), scaled.predict_proba(X))
+    expected = plain.partial_fit(X, Y).predict_proba(X)
+    for model in (scaled, restored):
+        assert np.array_equal(model.partial_fit(X, Y).predict_proba(X), expected)
+        assert not hasattr(model, "scales_")
+    expected = plain.fit(X, Y).predict_proba(X)
+    assert np.array_equal(scaled.rescale(X, Y).fit(X, Y).predict_proba(X), expected)
+
+
+def test_a_matrix_of_labels_is_rescaled_to_too():
+    rows, several = make_multilabel_classification(120, 6, n_classes=4, random_state=0)
+    model = quick(max_iter=5).fit(rows[:60], several[:60])
+    before = model.predict_proba(rows)
+    model.rescale(rows[60:], several[60:])
+    assert not np.array_equal(model.predict_proba(rows), before)
+    with pytest.raises(ValueError, match="labels that are not among the classes"):
+        quick(max_iter=1).fit(X, Y).rescale(X, Y + 1)
+    with pytest.raises(NotFittedError):
+        quick().rescale(X, Y)
 
 
 def test_wide_rows_need_a_hidden_layer():

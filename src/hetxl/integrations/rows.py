@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl.nn import Head
+from hetxl.evaluation.scaling import Scales, fit_scales
+from hetxl.functional import LabelLists
+from hetxl.nn import FixedTemperature, Head
 
 BLOCK = 4096
 """Rows that are evaluated or predicted at a time."""
@@ -82,6 +84,7 @@ class RowTrainer:
         )
         self.rng = np.random.default_rng(seed)
         self.noise_seed = self._new_seed()
+        self._unscaled: tuple[Any, float] | None = None
 
     def epoch(self, examples: Examples, rows: np.ndarray, batch_size: int, rates: Iterable[float]) -> float:
         """Go once through some rows.
@@ -128,6 +131,23 @@ class RowTrainer:
         noise = self._normals(head.eval_samples, self.noise_seed)
         blocks = np.array_split(np.arange(X.shape[0]), math.ceil(X.shape[0] / BLOCK))
         return [function(head, self.network(self._rows(X, block)), noise) for block in blocks]
+
+    def rescale(self, examples: Examples) -> Scales:
+        """Give the head the τ and the scale of the noise that are best for some rows, all of one weight."""
+        head, features = self.network.head, self.predict(examples.X, lambda head, features, noise: features)
+        labels = torch.from_numpy(examples.targets).to(features[0].device)
+        targets = LabelLists.from_sparse(labels.to_sparse()) if labels.dim() == 2 else labels
+        found = fit_scales(head, features, targets, seed=self.noise_seed)
+        self._unscaled = head.temperature, head.noise_scale
+        head.temperature = FixedTemperature(found.temperature)
+        head.noise_scale = found.noise
+        return found
+
+    def unscale(self) -> None:
+        """Take that back."""
+        if self._unscaled is not None:
+            self.network.head.temperature, self.network.head.noise_scale = self._unscaled
+            self._unscaled = None
 
     def _loss(self, examples: Examples, rows: np.ndarray, noise: Tensor | None) -> Tensor:
         """The sum of the weighted losses of some rows."""

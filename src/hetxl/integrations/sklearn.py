@@ -10,25 +10,25 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hetxl.functional import SAMPLERS, Sampler
-from hetxl.functional._checks import one_of
+from hetxl.functional import Sampler
 from hetxl.integrations.rows import BLOCK, Examples, RowNetwork, RowTrainer
-from hetxl.nn import HEADS, Head, LearnedTemperature, build_head
+from hetxl.nn import Head, LearnedTemperature, build_head
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.preprocessing import StandardScaler
-    from sklearn.utils import check_random_state, check_scalar
+    from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+
+    from hetxl.integrations.sklearn_parameters import check_parameters
 except ImportError as error:
     raise ImportError(
         "hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install -U scikit-learn"
@@ -96,6 +96,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         n_iter_: epochs done.
         loss_curve_: training loss of each epoch.
         validation_loss_curve_: with `early_stopping`, that of the rows held out.
+        scales_: τ and the factor of the noise, once `rescale` has fitted them.
         n_features_in_: D
         feature_names_in_: [D], where X came with names.
     """
@@ -157,13 +158,14 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             y: [n] labels of any kind that can be sorted, or [n, K] zeros and ones.
             sample_weight: [n], not negative; only their proportions matter.
         """
-        self._check_parameters()
+        check_parameters(self)
         fresh = not (self.warm_start and hasattr(self, "network_"))
         X, y = self._validate(X, y, reset=fresh)
         classes = self.classes_ if not fresh else np.arange(y.shape[1]) if y.ndim == 2 else np.unique(y)
         examples = self._examples(X, y, classes, sample_weight)
         if fresh:
             self._start(X, y, classes)
+        self._forget_scales()
         rows, held_out = np.flatnonzero(examples.weight), np.array([], dtype=np.int64)
         if self.early_stopping:
             size = max(1, round(self.validation_fraction * len(rows)))
@@ -201,7 +203,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             classes: [K] all labels there are; needed by the first call, unless y is a matrix.
             sample_weight: [n], not negative; factors of the rows' losses.
         """
-        self._check_parameters()
+        check_parameters(self)
         if self.class_weight == "balanced":
             raise ValueError('class_weight="balanced" needs all labels at once: use fit, or give a dict')
         fresh = not hasattr(self, "network_")
@@ -217,9 +219,26 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         if fresh:
             self._start(X, y, classes)
             self.n_iter_, self.loss_curve_ = 0, []
+        self._forget_scales()
         rows = np.flatnonzero(examples.weight)
         self._update_moments(examples, rows)
         self._epoch(examples, rows, repeat(self._rate))
+        return self
+
+    def rescale(self, X: Any, y: Any) -> "HetXLClassifier":
+        """Fit τ and the scale of the noise to labels that can be trusted, and that `fit` has not seen.
+
+        A model of noisy labels is as unsure as they are wrong; a few right ones tell how sure it may be. The classes
+        that it predicts hardly change, their probabilities do. Training that goes on has the scales of before.
+
+        Args:
+            X: [n, D], dense or sparse.
+            y: [n] labels, or [n, K] zeros and ones, of the classes of the fit.
+        """
+        check_is_fitted(self)
+        X, y = self._validate(X, y, reset=False)
+        self._trainer.unscale()
+        self.scales_ = self._trainer.rescale(self._examples(X, y, self.classes_, None))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -262,32 +281,6 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
     @property
     def _rate(self) -> float:
         return self.learning_rate or RATES[bool(self.hidden)]
-
-    def _check_parameters(self) -> None:
-        one_of("head", self.head, HEADS)
-        for name in ("train_samples", "eval_samples", "batch_size", "n_iter_no_change"):
-            check_scalar(getattr(self, name), name, Integral, min_val=1)
-        check_scalar(self.rank, "rank", Integral, min_val=0)
-        if self.max_iter is not None:
-            check_scalar(self.max_iter, "max_iter", Integral, min_val=1)
-        if self.learning_rate is not None:
-            check_scalar(self.learning_rate, "learning_rate", Real, min_val=0, include_boundaries="neither")
-        if not isinstance(self.hidden, (tuple, list)):
-            raise TypeError(f"hidden must be a tuple of sizes such as (512,), found {self.hidden!r}")
-        for size in self.hidden:
-            check_scalar(size, "hidden", Integral, min_val=1)
-        for name in ("weight_decay", "tol"):
-            check_scalar(getattr(self, name), name, Real, min_val=0)
-        for name, high in (("noise_init", None), ("validation_fraction", 1)):
-            check_scalar(getattr(self, name), name, Real, min_val=0, max_val=high, include_boundaries="neither")
-        if isinstance(self.temperature, str):
-            one_of("temperature", self.temperature, ("learned",))
-        else:
-            check_scalar(self.temperature, "temperature", Real, min_val=0, include_boundaries="neither")
-        if isinstance(self.class_weight, str):
-            one_of("class_weight", self.class_weight, ("balanced",))
-        if not callable(self.sampler):
-            one_of("sampler", self.sampler, SAMPLERS)
 
     def _validate(self, X: Any, y: Any, reset: bool) -> tuple[Any, np.ndarray]:
         """X as floats [n, D], dense or CSR; y as labels [n] or as zeros and ones [n, K]."""
@@ -375,6 +368,12 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             self._scaler.partial_fit(examples.X[block], sample_weight=examples.weight[block])
         self.network_.mean.copy_(torch.as_tensor(self._scaler.mean_))
         self.network_.scale.copy_(torch.as_tensor(self._scaler.scale_))
+
+    def _forget_scales(self) -> None:
+        """What is trained is trained as it was before `rescale`."""
+        self._trainer.unscale()
+        if hasattr(self, "scales_"):
+            del self.scales_
 
     def _epoch(self, examples: Examples, rows: np.ndarray, rates: Iterable[float]) -> float:
         loss = self._trainer.epoch(examples, rows, int(self.batch_size), rates)
