@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from hetxl.functional import IGNORE_INDEX, Affine, LogitDistribution, Targets, Weights, reference
-from hetxl.functional.weighting import coefficients, softmax_losses
+from hetxl.functional.weighting import coefficients, logit_losses, softmax_losses
 
 K = 5
 
@@ -49,6 +49,26 @@ def test_losses_without_a_matrix_of_coefficients_are_the_same(soft, weighted, sm
     torch.testing.assert_close(found, expected)
     factor = torch.rand(2, 3, dtype=torch.float64)
     gradients = [torch.autograd.grad((losses * factor).sum(), log_probs)[0] for losses in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (), (0,)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", ["no", "yes", "with gradients"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_losses_of_logits_are_those_of_their_log_probabilities(soft, weighted, smoothing, shape):
+    torch.manual_seed(0)
+    logits = torch.randn(*shape, K, dtype=torch.float64, requires_grad=True)
+    classes = None if weighted == "no" else torch.rand(K, requires_grad=weighted == "with gradients")
+    weights = Weights(classes=classes, smoothing=smoothing)
+    dense = torch.randn(*shape, K).softmax(-1).requires_grad_()
+    targets = Targets(dense=dense) if soft else Targets(ids=torch.randint(K, shape))
+    expected = softmax_losses(logits.log_softmax(-1), targets, weights)
+    found = logit_losses(logits, targets, weights)
+    torch.testing.assert_close(found, expected)
+    factor = torch.rand(shape, dtype=torch.float64)
+    wanted = [logits, *([dense] if soft else []), *([classes] if weighted == "with gradients" else [])]
+    gradients = [torch.autograd.grad((losses * factor).sum(), wanted) for losses in (found, expected)]
     torch.testing.assert_close(*gradients)
 
 

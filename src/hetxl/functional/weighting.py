@@ -96,6 +96,27 @@ def softmax_losses(log_probs: Tensor, targets: Targets, weights: Weights) -> Ten
     return -((1 - weights.smoothing) * own + weights.smoothing * spread)
 
 
+def logit_losses(logits: Tensor, targets: Targets, weights: Weights) -> Tensor:
+    """Losses [...] of logits [..., K] under softmax targets.
+
+        return softmax_losses(torch.log_softmax(logits, -1), targets, weights)
+
+    torch's own loss goes through memory less often. It has no gradients for the weights of classes.
+    """
+    if weights.classes is not None and weights.classes.requires_grad:
+        return softmax_losses(torch.log_softmax(logits, -1), targets, weights)
+    flat = logits.reshape(-1, logits.shape[-1])
+    if targets.ids is not None:
+        labels = targets.ids.flatten()
+    else:
+        assert targets.dense is not None
+        labels = targets.dense.to(logits.dtype).reshape(flat.shape)
+    classes = None if weights.classes is None else weights.classes.to(logits.dtype)
+    options = {"weight": classes, "label_smoothing": weights.smoothing, "ignore_index": IGNORE_INDEX}
+    losses = torch.nn.functional.cross_entropy(flat, labels, reduction="none", **options)
+    return losses.view(logits.shape[:-1])
+
+
 def dense_labels(targets: Targets, batch_shape: torch.Size, num_classes: int, like: Tensor) -> Tensor:
     """Sigmoid targets as a matrix of labels, [..., K]."""
     if targets.lists is not None:

@@ -19,7 +19,7 @@ from hetxl.functional.engine.predict import Summary, mc_predict
 from hetxl.functional.engine.setup import fusable, plan_for, product_precision
 from hetxl.functional.links import Link
 from hetxl.functional.targets import Targets
-from hetxl.functional.weighting import UNWEIGHTED, Weights, inverse, reduce_losses, softmax_losses
+from hetxl.functional.weighting import UNWEIGHTED, Weights, inverse, logit_losses, reduce_losses, softmax_losses
 
 __all__ = ["Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
@@ -107,9 +107,12 @@ def mc_nll(
         return reference.mc_nll(distribution, z, targets, order=plain, reduction=reduction, weights=weights, **options)
     batch_shape = batch_shape_of(distribution, z)
     if link == "softmax" and (targets.ids is None or weights.smoothing):
-        log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, **options)
-        factor, normaliser = weights.factors(targets, batch_shape, link, log_probs)
-        losses = softmax_losses(log_probs, targets, weights)
+        if z is None:
+            losses = logit_losses(distribution.mean / temperature, targets, weights)
+        else:
+            log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, **options)
+            losses = softmax_losses(log_probs, targets, weights)
+        factor, normaliser = weights.factors(targets, batch_shape, link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
 
     _refuse_gradients(targets, weights)
