@@ -51,7 +51,7 @@ def order_told(summary: Summary) -> str:
         test = judge(summary, other, one).nll
         parts.append("<" if test.p is not None and test.p < WORSE else "≈")
         parts.append(other)
-    return f"{summary['setting']}: {' '.join(parts)}"
+    return " ".join(parts)
 
 
 def page(summaries: Sequence[Summary]) -> str:
@@ -65,11 +65,12 @@ def page(summaries: Sequence[Summary]) -> str:
     if all({"DET", "HET-XL"} <= set(summary["heads"]) for summary in summaries):
         parts += [verdict_table(summaries), count_verdicts(summaries) + "\n"]
         parts += [f"{summary['setting']}: {summary['note']}\n" for summary in summaries if "note" in summary]
-    ordered = [order_told(summary) for summary in summaries if set(ORDER) <= set(summary["heads"])]
+    ordered = [summary for summary in summaries if set(ORDER) <= set(summary["heads"])]
     if ordered:
         parts.append(
             "The paper's order in NLL is HET-XL ≤ HET-H ≤ HET ≤ DET. Here, with < where the difference of neighbours "
-            f"counts (p < {WORSE:g}) and ≈ where it does not: {'; '.join(ordered)}.\n"
+            f"counts (p < {WORSE:g}) and ≈ where it does not:\n\n| setting | lowest NLL first |\n| --- | --- |\n"
+            + "".join(f"| {summary['setting']} | {order_told(summary)} |\n" for summary in ordered)
         )
     rescaled = [summary for summary in summaries if {SCALED, SCALED_XL} <= set(summary["heads"])]
     if rescaled:

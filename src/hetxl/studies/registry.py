@@ -84,7 +84,7 @@ ENTRIES: dict[str, Entry] = {
             "noise_at_test_time",
             pairs=True,
         ),
-        _entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 300),
+        _entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 180),
         _entry("recovery", "How near to the true model", "–", 1, 10),
         _entry("levers", "What each default is worth", "–", None, 90),
     )
