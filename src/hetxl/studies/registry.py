@@ -86,7 +86,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         _entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 180),
         _entry("recovery", "How near to the true model", "–", 1, 10),
-        _entry("levers", "What each default is worth", "–", None, 90),
+        _entry("levers", "What each default is worth", "–", None, 80),
     )
 }
 """In the order of lists: the paper's, then our own."""
