@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from hetxl.training import parallel
 from support import torchvision_ops  # noqa: F401
 
 settings.register_profile("hetxl", deadline=None, max_examples=50, derandomize=True)
@@ -18,3 +19,10 @@ settings.load_profile("hetxl")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread():
+    """Problems this small gain nothing from more threads, and lose much where other programs have the cores."""
+    with parallel.one_thread():
+        yield

@@ -3,12 +3,11 @@
 import importlib
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.main import get_command
 
 from hetxl.cli import app
@@ -28,15 +27,6 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND_LINE = re.compile(r"^(?:\$ )?hetxl (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`hetxl ([^`]+)`")
 PAPER = "docs/paper.md"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Problems this small gain nothing from more threads, and lose much where other programs have the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -15,13 +15,7 @@ from hetxl.functional import sobol
 SMALL = {"features": 4, "classes": 6, "rank": 2}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """For products this small, threads that wait for each other on a busy machine take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def noisy_logits(head, features, samples):

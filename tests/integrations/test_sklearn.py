@@ -26,13 +26,7 @@ X, Y = make_classification(90, 5, n_informative=4, n_redundant=0, n_classes=3, r
 NAMES = np.array(["red", "green", "blue"])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Problems this small gain nothing from threads, and where the cores are busy threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def quick(**options):

@@ -15,7 +15,7 @@ from hetxl.training.files import write_json
 from hetxl.training.opened import opened
 from hetxl.training.parallel import check_jobs, each
 from hetxl.training.progress import Narrator, duration
-from hetxl.training.tasks import DIVERGED
+from hetxl.training.tasks import DIVERGED, NOT_FINITE, result_line
 from hetxl.training.train import train
 
 
@@ -65,11 +65,10 @@ def run_training(training: AnyTraining, cache: Cache) -> str:
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
     result = cache.result(training)
     if result is None:
-        return "the loss did not stay finite"
+        return NOT_FINITE
     if isinstance(training, PairTraining):
         return f"{summary_line(result)}, {duration(result['train_seconds'])}"
-    name = "test" if "test" in result["metrics"] else "validation"
-    return f"{name} NLL {result['metrics'][name]['nll']:.3f}, {duration(result['train_seconds'])}"
+    return result_line(result)
 
 
 def _train(training: AnyTraining, place: Path) -> None:

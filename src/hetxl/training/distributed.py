@@ -53,8 +53,8 @@ def find_device(name: str) -> torch.device:
             raise ValueError("device 'meta' computes nothing; use auto, cpu, cuda or mps")
         try:
             torch.empty(0, device=device)
-        except (AssertionError, RuntimeError, NotImplementedError) as error:  # torch has no error of its own for it
-            reason = str(error).strip().partition("\n")[0]
+        except (AssertionError, RuntimeError) as error:  # torch has no error of its own for it
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]  # torch goes on with all it has
             raise ValueError(f"device {name!r} is not there ({reason}); use cpu or auto") from None
         return device
     if torch.accelerator.is_available():

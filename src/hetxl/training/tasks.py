@@ -1,8 +1,9 @@
 """Several trainings, each with a directory of its own: one after the other here, or some at a time in processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetxl.data import Description
 from hetxl.data.dataset import Dataset
@@ -17,6 +18,8 @@ from hetxl.training.train import open_data, train
 
 DIVERGED = "diverged.json"
 """What a training leaves whose loss did not stay finite: that is a finding, too."""
+NOT_FINITE = "the loss did not stay finite"
+"""What to tell of it."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,21 @@ def _do_elsewhere(task: Task) -> str:
     dataset, description = opened(source_of(task.config), lambda: open_data(task.config))
     _do(task, dataset, description, Narrator(quiet=True))
     if task.diverged:
-        return "the loss did not stay finite"
-    result = read_json(task.place / "result.json")
+        return NOT_FINITE
+    return result_line(
+        read_json(task.place / "result.json"), None if task.scaled is None else read_json(task.scaled / "result.json")
+    )
+
+
+def result_line(result: Mapping[str, Any], scaled: Mapping[str, Any] | None = None) -> str:
+    """What to tell of a training that has ended.
+
+    Args:
+        result: what result.json of it holds.
+        scaled: that of the same head rescaled.
+    """
     name = "test" if "test" in result["metrics"] else "validation"
     told = f"{name} NLL {result['metrics'][name]['nll']:.3f}"
-    if task.scaled is not None:
-        told += f", rescaled {read_json(task.scaled / 'result.json')['metrics'][name]['nll']:.3f}"
-    return f"{told}; {duration(result['train_seconds'])}"
+    if scaled is not None:
+        told += f", rescaled {scaled['metrics'][name]['nll']:.3f}"
+    return f"{told}, {duration(result['train_seconds'])}"
