@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hetxl.training.progress import Bar, Narrator, duration
+from hetxl.training.progress import Bar, Narrator, amount, duration
 
 
 def test_lines_go_to_the_standard_error_as_they_are(capsys):
@@ -55,3 +55,8 @@ def test_a_bar_on_a_terminal():
 )
 def test_duration(seconds, expected):
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, "0 MB"), (1.6e6, "2 MB"), (999e6, "999 MB"), (1.04e9, "1.0 GB")])
+def test_amount(count, expected):
+    assert amount(count) == expected

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hetxl.data import describe
-from hetxl.training import tasks
+from hetxl.training import memory, tasks
 from hetxl.training.parallel import one_thread
 from hetxl.training.tasks import DIVERGED, Task, run_tasks
 from hetxl.training.train import open_data
@@ -27,7 +27,8 @@ def metrics(place):
     return json.loads((place / "result.json").read_text())["metrics"]
 
 
-def test_other_processes_find_what_this_one_finds(tmp_path, data):
+def test_other_processes_find_what_this_one_finds(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(memory, "peak_memory", lambda: 0)  # what the tests before it have had
     here, there = (
         [task(tmp_path / name / f"{seed}", seed, scaled=tmp_path / name / f"{seed}-scaled") for seed in (0, 1)]
         for name in ("here", "there")
@@ -44,8 +45,39 @@ def test_other_processes_find_what_this_one_finds(tmp_path, data):
     told = sorted(text.partition("] ")[2].partition(":")[0] for text in narrator.said)
     assert told == ["ours, seed 0", "ours, seed 1"]
     assert all("test NLL" in text and "rescaled" in text for text in narrator.said)
-    run_tasks(there, *data, jobs=1, narrator=narrator)
+    run_tasks(there, *data, jobs=2, narrator=narrator)
     assert len(narrator.said) == 2  # nothing was left to do
+
+
+@pytest.mark.parametrize(
+    ("needed", "expected"),
+    [
+        (1, None),
+        (10**9, "Trainings at a time: 2, up to 1.0 GB each, the largest DET"),
+        (3 * 10**9, "Trainings at a time: 1 (memory has no room for 2), up to 3.0 GB each, the largest DET"),
+    ],
+)
+def test_memory_has_room(tmp_path, data, monkeypatch, needed, expected):
+    calls, used = [], []
+
+    def needs(config, dataset):
+        calls.append((config.head, config.train_samples))
+        return needed + (config.head == "det")
+
+    def here(work, items, *, jobs):
+        used.append(jobs)
+        return ((item, "done") for item in items)
+
+    monkeypatch.setattr(tasks, "needed_memory", needs)
+    monkeypatch.setattr(tasks, "each", here)
+    monkeypatch.setattr(memory, "available_memory", lambda: 5 * 10**9)
+    heads = {"DET": {"head": "det"}, "HET": {"head": "het"}, "more": {"head": "het", "train_samples": 9}}
+    wanted = [Task(small(tmp_path / name, **options), name) for name, options in heads.items()]
+    narrator = Listening()
+    run_tasks(wanted, *data, jobs=2, narrator=narrator)
+    assert sorted(calls) == [("det", small().train_samples), ("het", 9)]  # one of each head, the largest
+    assert used == [1 if expected and "no room" in expected else 2]
+    assert [text for text in narrator.said if "at a time" in text] == [expected] * (expected is not None)
 
 
 def test_a_blind_one_has_not_seen_the_test_split(tmp_path, data):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hetxl.contrastive.loop import ContrastiveTrainer
-from hetxl.training.progress import duration
+from hetxl.training.progress import amount, duration
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Estimate:
         total = sum(self.memory.values())
         largest = max(self.memory, key=lambda name: self.memory[name])
         return (
-            f"about {duration(self.seconds_per_step * self.steps)} for {self.steps:,} steps; {_size(total)} of memory, "
-            f"most of it {largest} ({_size(self.memory[largest])})"
+            f"about {duration(self.seconds_per_step * self.steps)} for {self.steps:,} steps; {amount(total)} of "
+            f"memory, most of it {largest} ({amount(self.memory[largest])})"
         )
 
 
@@ -84,7 +84,3 @@ def estimate(trainer: ContrastiveTrainer) -> Estimate:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":  # which is asked to do things, and does them later
         torch.cuda.synchronize(device)
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,12 +1,11 @@
 """Time and memory of one training step of a head: loss and all gradients, by our evaluation or by the paper's."""
 
 import ctypes
+import functools
 import itertools
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,7 @@ from torch import Tensor
 from hetxl.functional import iid, plan, reference
 from hetxl.functional.targets import Targets
 from hetxl.nn import Head, build_head
+from hetxl.training.worker import Worker
 
 Way = Literal["engine", "paper"]
 WAYS: dict[Way, str] = {"engine": "hetxl", "paper": "the paper's evaluation"}
@@ -159,16 +159,13 @@ def peaks_of(size: HeadSize, steps: Sequence[Step], advance: Callable[[int], Non
     if not Path("/proc/self/clear_refs").exists():
         raise OSError("peaks of memory are read from /proc/self/clear_refs, which this system does not have: use Linux")
     found: list[int] = []
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start) as executor:
+    with Worker(functools.partial(_peaks, size)) as worker:
         for _, group in itertools.groupby(steps, lambda step: step.head):
-            found += executor.submit(_peaks, size, tuple(group)).result()
+            worker.give(tuple(group))
+            found += worker.take()
             if advance is not None:
                 advance(len(found))
     return found
-
-
-def _start() -> None:
-    torch.set_num_threads(1)
 
 
 def _peaks(size: HeadSize, steps: Sequence[Step]) -> list[int]:

@@ -15,10 +15,10 @@ from hetxl.studies.tau_page import PICTURE, page, plot
 from hetxl.studies.tau_settings import LONGER, QUICK, SETTINGS, Setting
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import write_bytes, write_json
+from hetxl.training.memory import jobs_for
 from hetxl.training.progress import Narrator
 from hetxl.training.train import open_data
 from hetxl.tuning.bayes import Asked, Bayes, require_optuna
-from hetxl.tuning.memory import jobs_for
 from hetxl.tuning.methods import GRID, Search, about, grid_trials, single_trial, trial_at
 from hetxl.tuning.plot import write_paths
 from hetxl.tuning.trial import Outcome, Trial, check_trial, drop_weights, outcome_of

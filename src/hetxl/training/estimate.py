@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetxl.data.dataset import Split
 from hetxl.functional import LabelLists, plan
 from hetxl.training.config import TrainConfig
+from hetxl.training.loader import Parts, to_device
 from hetxl.training.model import Model
-from hetxl.training.progress import duration
+from hetxl.training.order import Order, derive
+from hetxl.training.progress import amount, duration
+
+LARGE = 2 * 10**9
+"""Bytes from which a run is worth an estimate before it starts."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,30 @@ class Estimate:
         part, share = ("head", self.head_share) if self.head_share >= 0.5 else ("backbone", 1 - self.head_share)
         largest = max(self.memory, key=lambda name: self.memory[name])
         return (
-            f"about {time_of}, {share:.0%} of it in the {part}; {_size(self.total)} of memory, "
-            f"most of it {largest} ({_size(self.memory[largest])})"
+            f"about {time_of}, {share:.0%} of it in the {part}; {amount(self.total)} of memory, "
+            f"most of it {largest} ({amount(self.memory[largest])})"
         )
 
 
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+def estimate_on(
+    config: TrainConfig, model: Model, split: Split, parts: Parts, steps: int, device: torch.device
+) -> Estimate | None:
+    """The estimate on the first part of the first step; None where none of its rows can be read.
+
+    Args:
+        config: of the run.
+        model: on its device.
+        split: to train on.
+        parts: that this process does in a step.
+        steps: of the run.
+        device: to train on.
+    """
+    rows, seeds = Order(len(split), derive(config.seed, 12)).of(*parts.places(0, 0))
+    fetched = split.fetch(rows, seeds)
+    if not len(fetched.rows):
+        return None
+    targets = to_device(split.labels.take(fetched.rows), device)
+    return estimate(config, model, fetched.inputs.to(device), targets, steps, parts.accumulate)
 
 
 def estimate(

@@ -1,13 +1,15 @@
 """Work for several processes, one thread each: on a few cores that is faster than one thing after the other on all."""
 
-import multiprocessing
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 import torch
+
+from hetxl.training.worker import Worker
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -48,23 +50,22 @@ def each(
         jobs: how many at a time; None for one a core, 1 for this process alone.
     """
     check_jobs(jobs)
-    workers = min(jobs or default_jobs(), len(items))
-    if workers <= 1:
+    count = min(jobs or default_jobs(), len(items))
+    if count <= 1:
         with one_thread():  # as in processes: how sums are rounded depends on the threads
             for item in items:
                 yield item, work(item)
         return
-    # New processes, not copies of this one: threads that torch has started here would be missing in a copy.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as executor:
-        futures = {executor.submit(work, item): item for item in items}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+    left = iter(items)
+    with ExitStack() as stack:
+        busy = dict[Connection, tuple[Worker, Item]]()
+        for item in itertools.islice(left, count):
+            worker = stack.enter_context(Worker(work))
+            busy[worker.give(item)] = worker, item
+        while busy:
+            for ready in wait(list(busy)):
+                worker, item = busy.pop(ready)  # pyright: ignore[reportArgumentType]
+                found = worker.take()
+                for following in itertools.islice(left, 1):
+                    busy[worker.give(following)] = worker, following
+                yield item, found

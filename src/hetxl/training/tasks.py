@@ -8,10 +8,12 @@ from typing import Any
 from hetxl.data import Description
 from hetxl.data.dataset import Dataset
 from hetxl.training.config import TrainConfig
+from hetxl.training.estimate import LARGE
 from hetxl.training.files import read_json, write_json
+from hetxl.training.memory import jobs_for, needed_memory
 from hetxl.training.opened import opened, source_of
 from hetxl.training.parallel import check_jobs, each
-from hetxl.training.progress import Narrator, duration
+from hetxl.training.progress import Narrator, amount, duration
 from hetxl.training.rescale import rescale
 from hetxl.training.run import check_same
 from hetxl.training.train import open_data, train
@@ -74,7 +76,8 @@ def run_tasks(
         tasks: all on the same data.
         dataset: that data, opened already; other processes open it themselves.
         description: of it, shown already.
-        jobs: how many at a time, one thread each; None for one after the other here, on all threads.
+        jobs: how many at a time, one thread each, or fewer where memory has no room for so many; None for one after
+            the other here, on all threads.
         narrator: tells how far it is.
     """
     check_jobs(jobs)
@@ -83,10 +86,27 @@ def run_tasks(
             _do(task, dataset, description, narrator)
         return
     left = [task for task in tasks if not task.finished]
+    jobs = _with_room(left, dataset, jobs, narrator)
     with narrator.bar("trainings", len(left)) as bar:
         for number, (task, told) in enumerate(each(_do_elsewhere, left, jobs=jobs), 1):
             narrator.say(f"[{number}/{len(left)}] {task.label}, seed {task.config.seed}: {told}")
             bar.to(number)
+
+
+def _with_room(tasks: Sequence[Task], dataset: Dataset, wanted: int, narrator: Narrator) -> int:
+    """How many at a time, so that memory has room for as many of the largest."""
+    wanted = min(wanted, len(tasks))
+    if wanted <= 1:
+        return 1
+    # Of each head the one with the largest blocks, which are kept last: a step of every option would take its time.
+    by_size = sorted(tasks, key=lambda task: task.config.batch_size * task.config.train_samples * task.config.rank)
+    largest = {task.config.head: task for task in by_size}
+    needed, label = max((needed_memory(task.config, dataset), task.label) for task in largest.values())
+    found = jobs_for(len(tasks), needed, wanted, tasks[0].config.device)
+    if found < wanted or found * needed >= LARGE:
+        instead = f" (memory has no room for {wanted})" if found < wanted else ""
+        narrator.say(f"Trainings at a time: {found}{instead}, up to {amount(needed)} each, the largest {label}")
+    return found
 
 
 def _do(task: Task, dataset: Dataset, description: Description, narrator: Narrator) -> None:

@@ -16,21 +16,21 @@ from hetxl.data.spec import split_spec
 from hetxl.evaluation.metrics import summarise
 from hetxl.training.config import TrainConfig
 from hetxl.training.distributed import World, world
-from hetxl.training.estimate import estimate
+from hetxl.training.estimate import LARGE, estimate_on
 from hetxl.training.features import cached_features
 from hetxl.training.files import write_json
-from hetxl.training.loader import Parts, to_device
+from hetxl.training.loader import Parts
 from hetxl.training.log import Log
 from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model, link_of
-from hetxl.training.order import Order, derive
+from hetxl.training.order import derive
 from hetxl.training.progress import Narrator
 from hetxl.training.recommend import recommend
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
 from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
 from hetxl.training.state import load_weights
 
-LARGE = 30.0
+LONG = 30.0
 """Seconds from which a run is worth an estimate before it starts."""
 
 
@@ -195,17 +195,10 @@ class _Job:
         self.processes.wait()
 
     def _say_estimate(self, parts: Parts) -> None:
-        order = Order(len(self.splits["train"]), derive(self.config.seed, 12))
-        rows, seeds = order.of(*parts.places(0, 0))
-        fetched = self.splits["train"].fetch(rows, seeds)
-        if not len(fetched.rows):
+        found = estimate_on(self.config, self.view, self.splits["train"], parts, self.steps, self.processes.device)
+        if found is None:
             return
-        targets = self.splits["train"].labels.take(fetched.rows)
-        device = self.processes.device
-        found = estimate(
-            self.config, self.view, fetched.inputs.to(device), to_device(targets, device), self.steps, parts.accumulate
-        )
-        if found.seconds_per_step * found.steps >= LARGE or found.total > 2e9:
+        if found.seconds_per_step * found.steps >= LONG or found.total >= LARGE:
             self.narrator.say(f"{self.label}: {found}")
 
     def _validate(self) -> dict[str, float]:

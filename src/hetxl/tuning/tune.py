@@ -18,11 +18,11 @@ from hetxl.report.format import plural
 from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
 from hetxl.training.files import read_json, write_json
-from hetxl.training.progress import Narrator, duration
+from hetxl.training.memory import jobs_for
+from hetxl.training.progress import Narrator, amount, duration
 from hetxl.training.recommend import recommend
 from hetxl.training.train import open_data, steps_of
 from hetxl.tuning.bayes import Asked, Bayes, best_of, run_steps
-from hetxl.tuning.memory import jobs_for
 from hetxl.tuning.methods import SEARCHES, Search, about, grid_trials, single_trial, trial_at
 from hetxl.tuning.plot import write_plot
 from hetxl.tuning.trial import Outcome, Trial, check_trial, drop_weights, outcome_of, run_trial
@@ -194,7 +194,7 @@ class _Job:
         needed = self.workers.measure(trial) if self.search.jobs != 1 and most > 1 else None
         jobs = jobs_for(most, needed, self.search.jobs, self.config.device)
         self.workers.grow(jobs)
-        size = "" if needed is None else f", {needed / 1e9:.1f} GB each"
+        size = "" if needed is None else f", {amount(needed)} each"
         self.narrator.say(f"{plural(jobs, 'training')} at a time{size}")
 
     def retrained(self, chosen: Outcome) -> Outcome:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hetxl.training.config import TrainConfig
-from hetxl.tuning.memory import needed_memory
+from hetxl.training.memory import needed_memory
+from hetxl.training.train import open_data
 from hetxl.tuning.trial import Trial, run_trial
 
 
@@ -44,7 +45,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         trial = trial_of(request["trial"])
         if request["measure"]:
-            return {"bytes": needed_memory(trial)}
+            return {"bytes": needed_memory(trial.config, open_data(trial.config))}
         run_trial(trial)
     except Exception as error:
         traceback.print_exc()

@@ -1,8 +1,8 @@
 import pytest
 
-from hetxl.tuning import memory
-from hetxl.tuning.memory import available_memory, jobs_for, needed_memory, peak_memory
-from hetxl.tuning.trial import Trial
+from hetxl.training import memory
+from hetxl.training.memory import available_memory, jobs_for, needed_memory, peak_memory
+from hetxl.training.train import open_data
 from support.training import small
 
 
@@ -36,7 +36,7 @@ def test_jobs_fit_into_memory_and_are_no_more_than_wanted(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["train", "bilevel"])
-def test_a_trial_needs_more_than_its_process_has(tmp_path, method):
+def test_a_training_needs_more_than_its_process_has(tmp_path, method):
     config = small(tmp_path, temperature="learned", temperature_method=method)
-    found = needed_memory(Trial("one", config))
+    found = needed_memory(config, open_data(config))
     assert peak_memory() <= found < peak_memory() + 2**28

@@ -1,0 +1,106 @@
+"""A process that works for another: what is told of its errors, and when it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hetxl.training.worker import Worker
+
+
+class UnsendableError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def unsendable(number):
+    raise UnsendableError(number, "more")
+
+
+def killed(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleeping(place):
+    """Leave a note, and do nothing for long."""
+    Path(place).write_text(str(os.getpid()))
+    time.sleep(300)
+
+
+def ask(work, item):
+    with Worker(work) as worker:
+        worker.give(item)
+        return worker.take()
+
+
+def failing(number):
+    raise ArithmeticError("two")
+
+
+def test_an_error_tells_where_it_came_from():
+    with pytest.raises(ArithmeticError) as found:
+        ask(failing, 2)
+    assert 'raise ArithmeticError("two")' in str(found.value.__cause__)
+
+
+def test_an_error_that_cannot_be_sent_is_told():
+    with pytest.raises(RuntimeError, match="UnsendableError: 1 and more"):
+        ask(unsendable, 1)
+
+
+def test_a_process_that_is_killed_is_told():
+    with pytest.raises(ChildProcessError, match=r"ended with code -9 .*take fewer jobs"):
+        ask(killed, 1)
+
+
+def running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux shows them")
+@pytest.mark.parametrize("by", ["Ctrl-C", "a kill"])
+def test_work_under_way_ends_with_the_one_who_asks(tmp_path, by):
+    script = tmp_path / "script.py"
+    places = [str(tmp_path / name) for name in ("one", "two", "three")]
+    script.write_text(
+        "from test_worker import sleeping\n"
+        "from hetxl.training.parallel import each\n"
+        f"if __name__ == '__main__':\n    list(each(sleeping, {places}, jobs=2))\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    asking = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": paths},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        notes = [Path(place) for place in places[:2]]
+        until(lambda: asking.poll() is not None or all(note.exists() and note.read_text() for note in notes))
+        workers = [int(note.read_text()) for note in notes]
+        assert all(map(running, workers))
+        os.killpg(asking.pid, signal.SIGINT) if by == "Ctrl-C" else asking.kill()  # Ctrl-C is for all of a terminal
+        _, told = asking.communicate(timeout=30)
+        until(lambda: not any(map(running, workers)))
+    finally:
+        asking.kill()
+        asking.wait()
+    assert asking.returncode != 0
+    assert told.count("Traceback") == (by == "Ctrl-C")  # its own, and none of its workers'
+    assert not Path(places[2]).exists()
