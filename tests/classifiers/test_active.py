@@ -16,6 +16,7 @@ def test_the_labels_of_every_form_of_targets():
     assert labels_of(Targets(lists=lists)).tolist() == [2, 5]
     dense = torch.tensor([[0.0, 1, 0], [0.5, 0, 0]])
     assert labels_of(Targets(dense=dense)).tolist() == [0, 1]
+    assert labels_of(Targets(dense=dense[0])).tolist() == [1]  # of one example without a batch
 
 
 def test_what_was_drawn_stands_for_the_classes_that_are_no_labels():

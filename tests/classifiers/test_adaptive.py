@@ -1,10 +1,12 @@
 """Adaptive softmax under noise: torch's own without it, the plain average of samples with it."""
 
+import pickle
+
 import pytest
 import torch
 
 from hetxl import DetHead, HetHead, HetXLHead
-from hetxl.classifiers import AdaptiveClassifier
+from hetxl.classifiers import AdaptiveClassifier, adaptive
 
 B, D, K = 9, 16, 40
 CUTOFFS = [6, 15]
@@ -104,10 +106,12 @@ def test_what_it_refuses():
         AdaptiveClassifier(D, K, [5, 10, 20])
     with pytest.raises(ValueError, match="noise must go through it"):
         HetHead(D, K, classifier=AdaptiveClassifier(D, K, [5]))
+    wrong = HetXLHead(D, K, link="sigmoid", classifier=AdaptiveClassifier(D, K, [5]))
+    for use in (lambda: wrong.loss(torch.randn(1, D), torch.zeros(1, K)), lambda: wrong(torch.randn(1, D))):
+        with pytest.raises(ValueError, match='is for link="softmax"'):
+            use()
     with pytest.raises(ValueError, match='is for link="softmax"'):
-        HetXLHead(D, K, link="sigmoid", classifier=AdaptiveClassifier(D, K, [5])).loss(
-            torch.randn(1, D), torch.zeros(1, K)
-        )
+        wrong.predict(torch.randn(1, D))
     with pytest.raises(ValueError, match=r"counts must have shape \[40\], found \[2\]"):
         AdaptiveClassifier(D, K, [5], counts=torch.ones(2))
 
@@ -120,3 +124,42 @@ def test_more_examples_than_half_precision_counts():
         mean, each = (head.loss(features, targets, reduction) for reduction in ("mean", "none"))
     assert mean.dtype == torch.float32
     torch.testing.assert_close(mean, each.mean())
+
+
+@pytest.mark.parametrize("batch", [3, 0])
+def test_every_parameter_has_a_gradient_whatever_the_labels(batch):
+    head, features, _, _ = setting(head_bias=True)
+    head.loss(features[:batch], torch.zeros(batch, dtype=torch.int64)).backward()  # none in a cluster
+    assert [name for name, value in head.named_parameters() if value.grad is None] == []
+    assert all(value.grad.isfinite().all() for value in head.parameters())
+
+
+def test_made_on_the_meta_device_it_knows_the_order_of_its_classes():
+    counts = torch.arange(K)
+    head = HetXLHead(D, K, classifier=AdaptiveClassifier(D, K, CUTOFFS, counts=counts, device="meta"), device="meta")
+    head.to_empty(device="cpu")
+    head.reset_parameters()
+    assert head.classifier.places.tolist() == list(range(K))[::-1]
+    assert head.loss(torch.randn(B, D), torch.randint(K, (B,))).isfinite()
+
+
+def test_a_prediction_can_be_pickled():
+    head, features, _, _ = setting()
+    found = head.predict(features, top_k=3)
+    again = pickle.loads(pickle.dumps(found))
+    assert torch.equal(again.probs, found.probs)
+    torch.testing.assert_close(again.covariance, found.covariance)
+
+
+def test_methods_without_samples_keep_to_the_memory_budget(monkeypatch):
+    head, features, _, _ = setting()
+    seen, joined = [], adaptive.joined
+    monkeypatch.setattr(adaptive, "joined", lambda parts, shape: seen.append(len(parts)) or joined(parts, shape))
+    budget = 2 * 4 * 8 * K * (head.covariance.size + 1)  # two examples, four copies of so many float64
+    for method, expected in (("mean_field", 5), ("deterministic", 1)):
+        head.memory_budget = None
+        whole = head.predict(features, method=method)
+        head.memory_budget = budget
+        parts = head.predict(features, method=method)
+        torch.testing.assert_close(parts.probs, whole.probs)
+        assert seen.pop() == expected

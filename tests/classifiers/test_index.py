@@ -151,6 +151,15 @@ def test_strictly_any_change_counts():
     assert first(index, weight, bias, torch.ones(1, D)).tolist() == [9]
 
 
+def test_changes_that_torch_does_not_count():
+    index, weight, bias, queries = ready()
+    weight.data.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
+    assert index.staleness(weight, bias) == 1
+    index.follow(weight, bias, queries, strictly=True)
+    assert index.staleness(weight, bias) == 0
+    assert torch.equal(first(index, weight, bias, queries), top_logits(weight, bias, queries, 1)[1].squeeze(-1))
+
+
 def test_other_tensors_need_another_index():
     index, weight, bias, queries = ready()
     other = weight.flip(0).clone()

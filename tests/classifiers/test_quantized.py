@@ -34,6 +34,20 @@ def test_rows_are_near_those_of_the_full_weight(weight):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_codes_of_a_weight_in_half_precision(dtype):
+    torch.manual_seed(0)
+    linear = nn.Linear(D, K, dtype=dtype)
+    nn.init.normal_(linear.weight, std=0.05)
+    classifier = QuantizedClassifier(linear, "int8")
+    assert classifier.codes.min() >= -127
+    found = classifier.affine().weight[slice(None)]
+    assert found.dtype == dtype
+    expected = linear.weight.detach().float()
+    error = (found.float() - expected).abs()
+    assert (error <= (1 / 127 + torch.finfo(dtype).eps) * expected.abs().amax(-1, keepdim=True)).all()
+
+
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("weight", ERRORS)

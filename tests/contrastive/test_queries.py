@@ -62,3 +62,11 @@ def test_a_sigmoid_query_whose_own_key_is_elsewhere_has_no_pair_here():
     scale = torch.tensor(1.7, dtype=torch.float64)
     found = summed_loss(Queries.explicit(drawn), keys, own, link="sigmoid", scale=scale)
     torch.testing.assert_close(found, plain(drawn, keys, own, "sigmoid", scale, 0.0))
+
+
+def test_draws_of_another_precision():
+    noise = GaussianNoise(normal(N, 2, D, seed=2), residual=normal(N, D, seed=3))
+    features, z = normal(N, D).detach(), normal(N, S, 3, seed=4).detach()
+    found = Queries(features.float(), noise, z.float()).samples
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, Queries(features, noise, z).samples.float())

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from hetxl import HetXLHead
 from hetxl.evaluation import Records, RecordsBuilder, builder
+from hetxl.evaluation.metrics import precision_at
 from hetxl.functional import LabelLists
 from support.cases import VARIANTS, make, normals
 from support.records import assert_close, predict_logits, records_of, same
@@ -82,7 +84,7 @@ def test_soft_labels_under_the_sigmoid():
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="none").sum(-1)
     np.testing.assert_allclose(-records.log_prob, loss)
     np.testing.assert_allclose(records.squared, (logits.sigmoid() - dense).square().sum(-1))
-    assert records.rank[1] == 4  # 0.2 is no label
+    assert records.rank[1] == 5  # 0.2 is no label
 
 
 def test_a_class_id_under_the_sigmoid_is_its_one_label():
@@ -144,6 +146,24 @@ def test_few_classes(classes):
     if classes == 1:
         assert records.log_prob.tolist() == [0, 0, 0]
         assert records.squared.tolist() == [0, 0, 0]
+
+
+def test_few_classes_and_no_label():
+    empty = LabelLists.from_lists([[], [], [0]])
+    records = records_of(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), empty, link="sigmoid")
+    assert records.rank.tolist() == [5, 5, 0]
+    assert precision_at(records, 5) == pytest.approx(1 / 3)
+
+
+def test_predictions_under_autocast():
+    head = HetXLHead(8, 10).eval()
+    features, targets = torch.randn(4, 8), torch.arange(4)
+    expected = RecordsBuilder()
+    expected.add(head.predict(features, generator=torch.Generator().manual_seed(0)), targets, np.arange(4))
+    builder = RecordsBuilder()
+    with torch.autocast("cpu", torch.bfloat16):
+        builder.add(head.predict(features, generator=torch.Generator().manual_seed(0)), targets, np.arange(4))
+    np.testing.assert_allclose(builder.build().logit_std, expected.build().logit_std, rtol=0.02)
 
 
 def test_examples_without_a_label_are_left_out():

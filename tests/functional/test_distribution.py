@@ -92,6 +92,23 @@ def test_covariances_of_some_classes(kind):
         torch.testing.assert_close(logits.covariance(classes)[row], expected)
 
 
+def test_without_noise_there_is_no_covariance():
+    logits = distribution("xl").without_noise()
+    assert torch.equal(logits.variance, torch.zeros(3, K, dtype=torch.float64))
+    assert torch.equal(
+        logits.covariance(torch.zeros(3, 2, dtype=torch.int64)), torch.zeros(3, 2, 2, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "opaque"])
+def test_autocast_does_not_reach_variances(kind):
+    logits = distribution(kind)
+    classes = torch.tensor([[5, 0], [2, 2], [1, 3]])
+    expected = logits.variance, logits.covariance(classes)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close((logits.variance, logits.covariance(classes)), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_an_opaque_classifier_sees_noisy_features_and_nothing_else():
     seen = []
 

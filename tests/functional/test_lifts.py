@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hetxl.functional import HashLift, IdentityLift, LinearLift, hash_classes
+from hetxl.functional import GaussianNoise, HashLift, IdentityLift, LinearLift, hash_classes, lifts
 
 K, N = 7, 4
 
@@ -23,14 +23,60 @@ def test_lifts_are_linear(kind):
     torch.testing.assert_close(apply(2 * a - b), 2 * apply(a) - apply(b))
 
 
+def gaussian(size, form, residual, batch):
+    """Noise of one of the forms that the covariances make."""
+    options = {"dtype": torch.float64}
+    factors = {"shared": (3, size), "own": (*batch, 3, size)}.get(form)
+    return GaussianNoise(
+        None if factors is None else torch.randn(*factors, **options),
+        torch.randn(*batch, size, **options) if form == "shared" else None,
+        torch.rand(*batch, size, **options),
+        residual,
+    )
+
+
 @pytest.mark.parametrize("kind", ["identity", "hash", "linear"])
-@pytest.mark.parametrize("batch", [(3,), (2, 3), ()])
-def test_select_gives_the_stated_classes(kind, batch):
+@pytest.mark.parametrize("form", ["shared", "own", "none"])
+@pytest.mark.parametrize("residual", ["rank1", "diagonal"])
+@pytest.mark.parametrize("batch", [(3,), (2, 3), (), (0,)])
+def test_variances_and_covariances_are_those_of_the_basis(kind, form, residual, batch, monkeypatch):
     apply, size = lift(kind)
-    noise = torch.randn(*batch, 5, size, dtype=torch.float64)
-    classes = torch.randint(K, (*batch, 2))
-    expected = apply(noise).gather(-1, classes.unsqueeze(-2).expand(*batch, 5, 2))
-    torch.testing.assert_close(apply.select(noise, classes), expected)
+    noise = gaussian(size, form, residual, batch)
+    basis = apply(noise.basis())  # [..., Q, K]
+    torch.testing.assert_close(apply.variance(noise), basis.square().sum(-2))
+    classes = torch.randint(K, (*batch, 4))
+    some = basis.gather(-1, classes.unsqueeze(-2).expand(*batch, basis.shape[-2], 4))
+    torch.testing.assert_close(apply.covariance(noise, classes), some.mT @ some)
+    monkeypatch.setattr(lifts, "ELEMENTS", 20)  # a few classes at a time
+    torch.testing.assert_close(apply.variance(noise), basis.square().sum(-2))
+
+
+def test_classes_of_one_bucket_share_its_noise():
+    buckets = hash_classes(K, 2)
+    noise = gaussian(2, "none", "diagonal", (1,))
+    found = HashLift(buckets).covariance(noise, torch.arange(K).unsqueeze(0))[0] > 0
+    assert torch.equal(found, buckets.unsqueeze(0) == buckets.unsqueeze(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["shared", "own", "none"])
+@pytest.mark.parametrize("kind", ["identity", "hash", "linear"])
+def test_noise_in_half_precision_is_summed_in_single(kind, form, dtype):
+    apply, size = lift(kind)
+    if kind == "linear":
+        apply = LinearLift(apply.weight.float())
+    wide = gaussian(size, form, "rank1", (3,))
+    parts = (wide.factors, wide.scale, wide.residual)
+    noise = GaussianNoise(*(None if part is None else part.to(dtype) for part in parts))
+    rounded = GaussianNoise(*(None if part is None else part.to(dtype).float() for part in parts))
+    classes = torch.tensor([[0, 3], [6, 1], [2, 2]])
+    for found, expected in (
+        (apply.variance(noise), apply.variance(rounded)),
+        (apply.covariance(noise, classes), apply.covariance(rounded, classes)),
+    ):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+    assert apply(noise.basis()).shape == (3, noise.size, K)
 
 
 def test_the_hash_lift_is_the_matrix_of_the_paper():

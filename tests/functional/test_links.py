@@ -48,3 +48,13 @@ def test_extreme_logits_stay_finite(scale):
     assert all(torch.isfinite(part).all() for part in mean_sigmoid(logits))
     assert torch.isfinite(softmax_entropy(mean_softmax(logits))).all()
     assert torch.isfinite(sigmoid_entropy(*mean_sigmoid(logits))).all()
+
+
+@pytest.mark.parametrize("entropy", [softmax_entropy, lambda log_p: sigmoid_entropy(log_p, log_p)])
+def test_a_probability_of_zero_adds_nothing_to_the_entropy(entropy):
+    log_probs = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64).log().requires_grad_()
+    found = entropy(log_probs)
+    assert found[1] == 0
+    torch.testing.assert_close(found[0], entropy(log_probs[:1, :2])[0])
+    (gradient,) = torch.autograd.grad(found.sum(), log_probs)
+    assert gradient.isfinite().all()

@@ -81,6 +81,14 @@ def test_orthogonal_lengths_are_chi_distributed():
     assert (correlation - torch.eye(4, dtype=torch.float64)).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_in_half_precision(name, dtype):
+    found = SAMPLERS[name](2, 6, 3, generator=generator(5), dtype=dtype)
+    assert found.dtype == dtype
+    assert found.float().std() == pytest.approx(1, abs=0.5)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_generator_makes_draws_repeatable(name):
     first = SAMPLERS[name](2, 6, 3, generator=generator(5))

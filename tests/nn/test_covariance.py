@@ -84,6 +84,11 @@ def test_options_that_do_not_exist(options, message):
         build_covariance(**({"covariance": "efficient", "in_features": 4, "noise_features": 4} | options))
 
 
+def test_a_sampler_that_does_not_exist():
+    with pytest.raises(ValueError, match=r"sampler must be one of .* did you mean 'orthogonal'"):
+        build("efficient").draw("orthgonal", 4)
+
+
 @pytest.mark.parametrize("name", ["efficient", "low_rank", "full"])
 def test_the_noise_starts_with_about_unit_variance_from_its_factors(name):
     torch.manual_seed(0)

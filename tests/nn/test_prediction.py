@@ -81,3 +81,17 @@ def test_one_line_of_text():
     assert str(prediction).startswith("Prediction(2 examples, mc, 256 samples: ")
     assert "from noise" not in head.predict(torch.randn(1, 5), method="deterministic").describe()
     assert "correlation" not in make("det").predict(torch.randn(1, 5, dtype=torch.float64)).describe()
+
+
+@pytest.mark.parametrize("covariance", ["efficient", "low_rank", "diagonal", "full"])
+def test_what_is_read_after_autocast(covariance):
+    torch.manual_seed(0)
+    head = HetXLHead(8, 10, covariance=covariance, rank=3, noise_init=1.0)
+    features = torch.randn(4, 8).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head.predict(features)
+    expected = head.predict(features.float())
+    assert "correlation" in repr(found)
+    assert found.logit_variance.dtype == found.covariance.dtype == torch.float32
+    torch.testing.assert_close(found.logit_variance, expected.logit_variance, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(found.logits.mean, expected.logits.mean, rtol=0.05, atol=0.02)

@@ -41,7 +41,7 @@ class HasRows(Protocol):
 def labels_of(targets: Targets) -> Tensor:
     """The classes that occur in a batch's targets, ascending."""
     if targets.dense is not None:
-        return (targets.dense.flatten(0, -2) != 0).any(0).nonzero().squeeze(-1)
+        return (targets.dense.reshape(-1, targets.dense.shape[-1]) != 0).any(0).nonzero().squeeze(-1)
     ids = targets.ids if targets.lists is None else targets.lists.classes
     assert ids is not None
     found = ids.unique()

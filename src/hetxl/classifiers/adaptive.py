@@ -1,5 +1,6 @@
 """Adaptive softmax: frequent classes directly, rare ones in clusters that are looked at only where they are needed."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,14 +77,21 @@ class AdaptiveClassifier(Classifier):
         self.engine = nn.AdaptiveLogSoftmaxWithLoss(
             in_features, num_classes, cuts, div_value, head_bias, device=device, dtype=dtype
         )
-        places = torch.arange(num_classes)
-        if counts is not None:
-            places[counts.cpu().argsort(descending=True, stable=True)] = torch.arange(num_classes)
-        self.register_buffer("places", places.to(next(self.parameters()).device))
+        self._order = None if counts is None else counts.cpu().argsort(descending=True, stable=True)
+        self.register_buffer("places", self._places().to(next(self.parameters()).device))
+
+    def _places(self) -> Tensor:
+        """[K], where each class comes by its frequency."""
+        places = torch.arange(self.num_classes)
+        if self._order is not None:
+            places[self._order] = torch.arange(self.num_classes)
+        return places
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Draw the parameters anew; also fills in what `to_empty` has left open."""
         self.engine.reset_parameters()
+        with torch.no_grad():
+            self.places.copy_(self._places())
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-probabilities [..., K] of features [..., D], which are logits like any others."""
@@ -95,9 +103,12 @@ class AdaptiveClassifier(Classifier):
 
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
         """An opaque one: its logits are τ log p, so that divided by τ they are the log-probabilities at τ."""
-        temperature = noisy.temperature
-        logits = GetLogits(lambda features: temperature * self._log_probs_at(features, temperature), self.num_classes)
+        logits = GetLogits(functools.partial(self._logits_at, temperature=noisy.temperature), self.num_classes)
         return LogitDistribution(noisy.features, logits, noisy.noise, None)
+
+    def _logits_at(self, features: Tensor, temperature: Tensor | float) -> Tensor:
+        """τ log p(k), [..., K]."""
+        return temperature * self._log_probs_at(features, temperature)
 
     def _log_probs_at(self, features: Tensor, temperature: Tensor | float) -> Tensor:
         """log p(k) [..., K] with all logits divided by τ."""
@@ -111,8 +122,7 @@ class AdaptiveClassifier(Classifier):
 
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
         """−log mean_s p_s(y), without a tensor of all classes."""
-        if noisy.link == "sigmoid":
-            raise ValueError('AdaptiveClassifier is for link="softmax": its clusters share one probability')
+        _softmax_only(noisy)
         if targets.ids is None or weights.smoothing:
             return super().nll(noisy, targets, reduction, weights)
         places, flat = self.places[known_ids(targets.ids)].flatten(), noisy.flat()
@@ -134,9 +144,8 @@ class AdaptiveClassifier(Classifier):
         log_p = log_p - mc_log_normalisers(noisy.through(head), noisy.z, **options)
         tails: Any = self.engine.tail
         for number, tail in enumerate(tails):
+            # Also of no examples: every parameter has a gradient in every step, as DistributedDataParallel asks for.
             inside = (cluster == number).nonzero().squeeze(-1)
-            if not len(inside):
-                continue
             few = noisy.of_examples(inside).projected(tail[0].weight)
             rows = tail[1].weight[places[inside] - self.engine.cutoffs[number]]
             found = few.logits_at(rows, None) / noisy.temperature
@@ -146,8 +155,11 @@ class AdaptiveClassifier(Classifier):
 
     def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
         """Over all classes, as many examples at a time as the memory budget allows."""
+        _softmax_only(noisy)
         flat, shape = noisy.flat(), noisy.features.shape[:-1]
         samples = 1 if flat.z is None else flat.z.shape[1]
+        if method not in ("mc", "deterministic") and flat.noise is not None:
+            samples = 1 + flat.noise.size  # those send the basis of the noise through all classes
         width = flat.features.element_size()
         budget = noisy.memory_budget or DEFAULT_BUDGET
         size = max(1, budget // (COPIES * width * samples * self.num_classes))
@@ -158,3 +170,13 @@ class AdaptiveClassifier(Classifier):
             for start in range(0, max(len(flat.features), 1), size)
         ]
         return joined(parts, shape)
+
+    def log_probs(self, noisy: NoisyFeatures) -> Tensor:
+        """Averaged log-probabilities [..., K]."""
+        _softmax_only(noisy)
+        return super().log_probs(noisy)
+
+
+def _softmax_only(noisy: NoisyFeatures) -> None:
+    if noisy.link == "sigmoid":
+        raise ValueError('AdaptiveClassifier is for link="softmax": its clusters share one probability')

@@ -46,21 +46,34 @@ QUERIES = 2048
 """At a time where all classes are scored."""
 SCORES = 2**25
 """Elements of the largest tensor of scores."""
+SEEN = 64
+"""Rows of W that are looked at for changes."""
 
 
 class Stamp(NamedTuple):
-    """Where parameters lie and how often they were changed in place."""
+    """Where parameters lie, how often they were changed in place, and some of what they hold.
+
+    The last is for changes that are not counted, those by way of `.data`: averages of weights are often put in so.
+    """
 
     places: tuple[int, ...]
     versions: tuple[int, ...]
+    seen: tuple[float, ...]
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None) -> "Stamp":
         """As they are now."""
-        tensors = [tensor for tensor in (weight, bias) if tensor is not None]
+        tensors = [tensor.detach() for tensor in (weight, bias) if tensor is not None]
         # Tensors of inference mode keep no count.
         versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-        return Stamp(tuple(tensor.data_ptr() for tensor in tensors), versions)
+        # Products with fixed numbers, so that rows which change places do not pass for the same.
+        some = [tensor[:: max(1, len(tensor) // SEEN)].double().flatten() for tensor in tensors]
+        seen = tuple(float(values @ torch.arange(1.0, len(values) + 1).to(values)) for values in some)
+        return Stamp(tuple(tensor.data_ptr() for tensor in tensors), versions, seen)
+
+    def changed(self, since: "Stamp") -> bool:
+        """Whether the parameters, in the same place, have other values than at another time."""
+        return (self.versions, self.seen) != (since.versions, since.seen)
 
 
 def import_faiss() -> Any:
@@ -114,7 +127,7 @@ class ClassIndex:
         now = Stamp.of(weight, bias)
         if self.built is None or now.places != self.built.places:
             return None
-        return self.behind + (now.versions != self.built.versions)
+        return self.behind + now.changed(self.built)
 
     @torch.no_grad()
     def follow(self, weight: Tensor, bias: Tensor | None, queries: Tensor, *, strictly: bool) -> None:

@@ -9,6 +9,21 @@ from torch import Tensor, nn
 NEGATIVES = ("uniform", "log-uniform", "unigram", "in-batch")
 
 
+def draw_classes(num_classes: int, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """[draws] class ids, all alike, with repetition.
+
+    A generator draws on its own device: one of the CPU gives the same classes whatever device the head is on.
+    """
+    source = device if generator is None else generator.device
+    return torch.randint(num_classes, (draws,), generator=generator, device=source).to(device)
+
+
+def _uniform(draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """[draws] float64 in [0, 1), on the generator's device first as well."""
+    source = device if generator is None else generator.device
+    return torch.rand(draws, generator=generator, device=source, dtype=torch.float64).to(device)
+
+
 class Proposal(nn.Module, ABC):
     """A distribution over K classes that can be drawn from in O(draws).
 
@@ -34,7 +49,7 @@ class Uniform(Proposal):
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """[draws] class ids, with repetition."""
-        return torch.randint(self.num_classes, (draws,), generator=generator, device=device)
+        return draw_classes(self.num_classes, draws, generator, device)
 
     def log_q(self, classes: Tensor) -> Tensor:
         """−log K."""
@@ -46,7 +61,7 @@ class LogUniform(Proposal):
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """[draws] class ids, with repetition."""
-        uniform = torch.rand(draws, generator=generator, device=device, dtype=torch.float64)
+        uniform = _uniform(draws, generator, device)
         found = (uniform * math.log(self.num_classes + 1)).exp().long() - 1
         return found.clamp_(0, self.num_classes - 1)
 
@@ -64,30 +79,31 @@ class Unigram(Proposal):
         power: p; below 1 rare classes are drawn more often than they occur.
     """
 
-    cumulative_bits: Tensor
-
     def __init__(self, counts: Tensor, power: float = 1.0):
         super().__init__(len(counts))
         mass = counts.double().clamp(min=1).pow(power)
-        # Not part of the state: it is made of counts that the user has, and K float64 are large. As integers it is left
-        # alone by casts of the module: in half precision most sums would equal their neighbours.
-        self.register_buffer("cumulative_bits", (mass / mass.sum()).cumsum(0).view(torch.int64), persistent=False)
+        # No buffer. It is made of counts that the user has and K float64 are large, so it has no place in the state; a
+        # cast of the module to half precision would make most sums equal their neighbours; and a module that was made
+        # on the meta device has to have it.
+        self._cumulative = (mass / mass.sum()).cumsum(0)
 
-    @property
-    def cumulative(self) -> Tensor:
-        """[K] float64, the probabilities summed up to each class."""
-        return self.cumulative_bits.view(torch.float64)
+    def cumulative(self, device: torch.device) -> Tensor:
+        """[K] float64, the probabilities summed up to each class; kept where it was asked for last."""
+        if self._cumulative.device != device:
+            self._cumulative = self._cumulative.to(device)
+        return self._cumulative
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """[draws] class ids, with repetition."""
-        uniform = torch.rand(draws, generator=generator, device=device, dtype=torch.float64)
-        found = torch.searchsorted(self.cumulative, uniform * self.cumulative[-1])
+        uniform, cumulative = _uniform(draws, generator, device), self.cumulative(device)
+        found = torch.searchsorted(cumulative, uniform * cumulative[-1])
         return found.clamp_(max=self.num_classes - 1)
 
     def log_q(self, classes: Tensor) -> Tensor:
         """From the steps of the cumulative sum."""
-        before = torch.where(classes > 0, self.cumulative[(classes - 1).clamp(min=0)], 0.0)
-        return (self.cumulative[classes] - before).log().float()
+        cumulative = self.cumulative(classes.device)
+        before = torch.where(classes > 0, cumulative[(classes - 1).clamp(min=0)], 0.0)
+        return (cumulative[classes] - before).log().float()
 
 
 def build_proposal(name: str, num_classes: int, counts: Tensor | None, power: float) -> Proposal:

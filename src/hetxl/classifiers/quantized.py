@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hetxl.classifiers.linear import LinearClassifier
 from hetxl.functional import Affine, Targets, Weights
 from hetxl.functional._checks import one_of
+from hetxl.functional.precision import accumulate
 from hetxl.nn.classifier import Classifier, is_plain_linear
 from hetxl.nn.noisy import NoisyFeatures
 
@@ -74,8 +75,10 @@ class QuantizedClassifier(Classifier):
             self.full = affine.weight.dtype
             scales = None
             if weight == "int8":
-                scales = affine.weight.abs().amax(-1).clamp_(min=torch.finfo(self.full).tiny) / 127
-                codes = (affine.weight / scales.unsqueeze(-1)).round_().to(torch.int8)
+                # Wide: in bfloat16 the largest weight over its scale would round to 128, which int8 does not have.
+                wide = accumulate(affine.weight)
+                scales = wide.abs().amax(-1).clamp_(min=torch.finfo(wide.dtype).tiny) / 127
+                codes = (wide / scales.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8)
             else:
                 codes = affine.weight.to(torch.bfloat16)
         self.register_buffer("codes", codes)

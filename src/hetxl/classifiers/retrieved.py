@@ -9,6 +9,7 @@ from hetxl.classifiers.active import Active, active_nll, check_few, labels_of, w
 from hetxl.classifiers.candidates import predict_among
 from hetxl.classifiers.index import INDEXES, ClassIndex, top_logits
 from hetxl.classifiers.linear import LinearClassifier
+from hetxl.classifiers.negatives import draw_classes
 from hetxl.functional import IGNORE_INDEX, Summary, Targets, Weights
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional._compile import not_compiled
@@ -32,8 +33,9 @@ class RetrievedClassifier(LinearClassifier):
 
     The index follows W (see `hetxl.classifiers.index`). A search in training mode may be up to `max_stale` steps behind
     on rows that no loss has read, and is never behind on the others; in evaluation mode any change of W since the index
-    was built has it built anew. It is no part of the state dict, of copies or of pickles: what needs it builds it. In
-    training mode only optimiser steps are expected to change W; call `sync` after any other change.
+    was built has it built anew (if by way of `.data`, one of many rows). It is no part of the state dict, of copies or
+    of pickles: what needs it builds it. In training mode only optimiser steps are expected to change W; call `sync`
+    after any other change.
 
     Args:
         in_features: D
@@ -138,7 +140,7 @@ class RetrievedClassifier(LinearClassifier):
                 features = features[targets.ids != IGNORE_INDEX]
             near = self._search(features, self.neighbours, thorough=False).flatten()
             surely = torch.cat((labels, near[near >= 0])).unique()
-        drawn = torch.randint(self.num_classes, (self.others,), generator=noisy.generator, device=self.weight.device)
+        drawn = draw_classes(self.num_classes, self.others, noisy.generator, self.weight.device)
         log_q = torch.full(drawn.shape, -math.log(self.num_classes), device=drawn.device)
         return with_drawn(surely, drawn, log_q, self.others)
 

@@ -56,7 +56,7 @@ class SampledClassifier(LinearClassifier):
         one_of("proposal", proposal, NEGATIVES)
         self.negatives = integer_at_least("negatives", negatives, 1)
         self.proposal, self.sparse = proposal, sparse
-        self.draws_from = build_proposal(proposal, num_classes, counts, power).to(self.weight.device)
+        self.draws_from = build_proposal(proposal, num_classes, counts, power)
 
     def active(self, targets: Targets, generator: torch.Generator | None = None) -> Active:
         """The classes that the loss of a batch looks at."""

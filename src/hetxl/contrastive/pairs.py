@@ -14,8 +14,8 @@ from hetxl.contrastive.queries import Queries, summed_loss
 from hetxl.functional import GaussianNoise, Link
 from hetxl.functional._checks import integer_at_least, one_of
 from hetxl.functional.contrastive import NORMALIZE, Normalize, contrastive_keys, noise_base
-from hetxl.functional.distribution import accumulate
 from hetxl.functional.links import LINKS
+from hetxl.functional.precision import accumulate
 
 NoiseSide = Literal["both", "image", "text", "none"]
 SIDES: tuple[NoiseSide, ...] = get_args(NoiseSide)

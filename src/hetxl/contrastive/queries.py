@@ -42,7 +42,8 @@ class Queries:
         """The draws, [n, S, D]; the features themselves without noise, [n, 1, D]."""
         if self.noise is None or self.z is None:
             return self.features.unsqueeze(1)
-        return self.features.unsqueeze(1) + self.noise.draw(self.z)
+        drawn = self.noise.draw(self.z.to(self.noise.dtype))
+        return self.features.unsqueeze(1) + drawn.to(self.features.dtype)
 
 
 def summed_loss(

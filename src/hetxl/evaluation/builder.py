@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetxl.evaluation.covariance import logit_covariance
 from hetxl.evaluation.entries import LabelEntries, label_entries
 from hetxl.evaluation.records import TOP, Records
 from hetxl.functional import IGNORE_INDEX, LabelLists
@@ -70,7 +69,7 @@ class RecordsBuilder:
                 "the features or the head's weights are not finite"
             )
         top = torch.from_numpy(measured["top_ids"][:, :1]).to(log_probs.device)
-        variance = logit_covariance(prediction.logits, top).reshape(batch)
+        variance = prediction.logits.covariance(top).reshape(batch)
         records = Records(
             rows=np.asarray(rows),
             label=labels.ids.numpy(),
@@ -122,7 +121,7 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
     before = (log_probs > best).sum(-1, dtype=torch.int32)
     ties = (log_probs == best).sum(-1, dtype=torch.int32)
     has = torch.zeros(batch, dtype=torch.bool, device=probs.device).index_fill_(0, sure.examples, True)
-    rank = torch.where(has, (before + (ties - 1).clamp(min=0) // 2).clamp(min=k), num_classes)
+    rank = torch.where(has, (before + (ties - 1).clamp(min=0) // 2).clamp(min=k), max(num_classes, TOP))
     offset = torch.arange(batch, device=probs.device).unsqueeze(-1) * num_classes
     among = torch.isin(top_ids + offset, sure.examples * num_classes + sure.classes)  # [b, k]
     rank = torch.where(among.any(-1), among.int().argmax(-1).int(), rank)

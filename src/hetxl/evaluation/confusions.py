@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetxl.evaluation.covariance import logit_covariance
 from hetxl.functional import IGNORE_INDEX, LabelLists, correlation
 from hetxl.functional._checks import integer_at_least
 from hetxl.nn import Prediction
@@ -117,7 +116,7 @@ class ConfusionCounter:
         tied = np.zeros_like(weight)
         if prediction.logits.noise is not None:
             self.has_noise = True
-            matrix = correlation(logit_covariance(prediction.logits, classes)).double().cpu().numpy()
+            matrix = correlation(prediction.logits.covariance(classes)).double().cpu().numpy()
             tied = matrix[:, left, right] * weight
         ones = np.ones_like(weight)
         self._put(ids[:, left], ids[:, right], np.stack((ones, tied, weight, ones * 0), -1))

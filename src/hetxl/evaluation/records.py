@@ -39,8 +39,8 @@ class Records:
         label: [n] int64, the class of each; −1 where an example has any number of labels.
         log_prob: [n], log p̄ of the label; for the sigmoid link minus the binary cross-entropy summed over all labels.
         rank: [n] int32, how many classes come before the label, 0 for the most probable; the best of its labels where
-            it has several, K where it has none. Ties never favour the label: among the top classes they stand as
-            `top_ids` has them, below those the label is in the middle of the classes it ties with.
+            it has several, K but at least 5 where it has none. Ties never favour the label: among the top classes they
+            stand as `top_ids` has them, below those the label is in the middle of the classes it ties with.
         hit: [n] bool, whether the most probable class is a label; the same as rank 0.
         top_ids: [n, min(5, K)] int64, the most probable classes, most probable first.
         top_probs: [n, min(5, K)] float32, their probabilities.

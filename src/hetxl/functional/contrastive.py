@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.distribution import accumulate
 from hetxl.functional.links import Link, mean_sigmoid, mean_softmax
 from hetxl.functional.noise import GaussianNoise
+from hetxl.functional.precision import accumulate
 
 Normalize = Literal["before", "after", "both", "none"]
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)

@@ -8,16 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.lifts import Lift, gather_classes
-from hetxl.functional.noise import GaussianNoise
+from hetxl.functional.lifts import Lift
+from hetxl.functional.noise import GaussianNoise, gather_columns
+from hetxl.functional.precision import accumulate, without_autocast
 
 Order = Literal["samples", "factors"]
 ORDERS: tuple[Order, ...] = ("samples", "factors")
-
-
-def accumulate(values: Tensor) -> Tensor:
-    """Half precision is widened to float32 before anything is summed; float32 and float64 stay as they are."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +30,8 @@ class Affine:
 
     def __call__(self, features: Tensor) -> Tensor:
         """W φ + b."""
-        return F.linear(features, self.weight, self.bias)
+        # Features of an autocast region may be asked for their logits after its end.
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class LogitDistribution:
@@ -99,16 +96,18 @@ class LogitDistribution:
     @property
     def variance(self) -> Tensor:
         """The variance of each logit, [..., K]."""
-        return accumulate(self.factors).square().sum(-2)
+        if self.noise is None or self.lift is None:
+            return accumulate(self.factors).square().sum(-2)
+        with without_autocast(self.features.device):
+            return self.lift.variance(self.noise)
 
     def covariance(self, classes: Tensor) -> Tensor:
         """The covariance of the logits of some classes of each example, [..., k, k] for class ids [..., k]."""
-        if self.noise is None or self.lift is None:
-            factors = gather_classes(self.factors, classes)
-        else:
-            factors = self.lift.select(self.noise.basis(), classes)
-        factors = accumulate(factors)  # [..., Q, k]
-        return factors.mT @ factors
+        with without_autocast(self.features.device):
+            if self.noise is not None and self.lift is not None:
+                return self.lift.covariance(self.noise, classes)
+            factors = accumulate(gather_columns(self.factors, classes))  # [..., Q, k]
+            return factors.mT @ factors
 
     def sample(self, z: Tensor | None, order: Order = "samples") -> Tensor:
         """Sampled logits, in either of two orders that give the same numbers.

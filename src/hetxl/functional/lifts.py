@@ -7,15 +7,22 @@
 | HET-XL | the classifier's own weight W, N = D |
 | HET-XL with its own projection | W′, N = M |
 
-Because a lift is linear, the basis can go through it before it is mixed into samples. Each lift can also answer for a
-few classes of each example, which is what covariances among the top classes need.
+Because a lift is linear, the basis can go through it before it is mixed into samples. Each lift also tells the
+variance of every logit, and the covariance of a few, without the basis of all classes, [..., Q, K].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hetxl.functional.noise import GaussianNoise
+from hetxl.functional.precision import accumulate
+
+ELEMENTS = 2**22
+"""Of the lifted basis at a time, where only its squares are wanted."""
 
 
 class Lift(Protocol):
@@ -25,15 +32,13 @@ class Lift(Protocol):
         """Lift noise [..., N] to all classes, [..., K]."""
         ...
 
-    def select(self, noise: Tensor, classes: Tensor) -> Tensor:
-        """Lift noise [..., Q, N] to the stated classes [..., k] of each example, giving [..., Q, k]."""
+    def variance(self, noise: GaussianNoise) -> Tensor:
+        """The variance of each logit, [..., K]: `self(noise.basis()).square().sum(-2)`."""
         ...
 
-
-def gather_classes(values: Tensor, classes: Tensor) -> Tensor:
-    """Columns of values [..., Q, N] at classes [..., k], giving [..., Q, k]."""
-    index = classes.unsqueeze(-2).expand(*values.shape[:-1], classes.shape[-1])
-    return values.expand(*index.shape[:-1], values.shape[-1]).gather(-1, index)
+    def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
+        """The covariance [..., k, k] of the logits of the stated classes [..., k] of each example."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +49,13 @@ class IdentityLift:
         """[..., K] → [..., K]."""
         return noise
 
-    def select(self, noise: Tensor, classes: Tensor) -> Tensor:
-        """[..., Q, K] at [..., k] → [..., Q, k]."""
-        return gather_classes(noise, classes)
+    def variance(self, noise: GaussianNoise) -> Tensor:
+        """[..., K]"""
+        return noise.variance()
+
+    def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
+        """[..., k, k] among classes [..., k]."""
+        return noise.covariance_among(classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +72,13 @@ class HashLift:
         """[..., H] → [..., K]."""
         return noise.index_select(-1, self.buckets)
 
-    def select(self, noise: Tensor, classes: Tensor) -> Tensor:
-        """[..., Q, H] at [..., k] → [..., Q, k]."""
-        return gather_classes(noise, self.buckets[classes])
+    def variance(self, noise: GaussianNoise) -> Tensor:
+        """[..., K]"""
+        return self(noise.variance())
+
+    def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
+        """[..., k, k] among classes [..., k]; those of one bucket share its noise."""
+        return noise.covariance_among(self.buckets[classes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +93,28 @@ class LinearLift:
 
     def __call__(self, noise: Tensor) -> Tensor:
         """[..., N] → [..., K]."""
-        return F.linear(noise, self.weight)
+        # Noise of an autocast region may be lifted after its end.
+        return F.linear(noise.to(self.weight.dtype), self.weight)
 
-    def select(self, noise: Tensor, classes: Tensor) -> Tensor:
-        """[..., Q, N] at [..., k] → [..., Q, k], reading k rows of the weight for each example."""
-        return noise @ self.weight[classes].mT
+    def variance(self, noise: GaussianNoise) -> Tensor:
+        """[..., K], from a part of the classes at a time; a diagonal residual has more rows than there are features."""
+        noise = noise.accumulated()
+        spread = noise.residual if noise.residual_kind == "diagonal" else None
+        rows = noise if spread is None else replace(noise, residual=None)
+        basis = None if rows.size == 0 else rows.basis()  # [..., R or Q, N]
+        step = max(1, ELEMENTS // max(1, 0 if basis is None else basis[..., 0].numel()))
+        found = []
+        for start in range(0, self.weight.shape[0], step):
+            weight = accumulate(self.weight[start : start + step])
+            parts = []
+            if basis is not None:
+                parts.append(F.linear(basis.to(weight.dtype), weight).square().sum(-2))
+            if spread is not None:
+                parts.append(F.linear(spread.square().to(weight.dtype), weight.square()))
+            found.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        return torch.cat(found, -1)
+
+    def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
+        """[..., k, k] among classes [..., k], reading k rows of the weight for each example."""
+        seen = noise.seen_by(accumulate(self.weight[classes]))  # [..., k, Q]
+        return seen @ seen.mT

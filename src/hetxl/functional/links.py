@@ -31,10 +31,15 @@ def mean_sigmoid(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of categorical log-probabilities, [..., K] → [...]."""
-    return -(log_probs.exp() * log_probs).sum(-1)
+    """Entropy in nats of categorical log-probabilities, [..., K] → [...]; a class of probability 0 adds nothing."""
+    return -(log_probs.exp() * _finite(log_probs)).sum(-1)
 
 
 def sigmoid_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
     """Summed entropy in nats of K independent labels given log p and log(1 − p), two of [..., K] → [...]."""
-    return -(log_p.exp() * log_p + log_not_p.exp() * log_not_p).sum(-1)
+    return -(log_p.exp() * _finite(log_p) + log_not_p.exp() * _finite(log_not_p)).sum(-1)
+
+
+def _finite(log_probs: Tensor) -> Tensor:
+    """−∞ as the smallest number there is, which times 0 is 0."""
+    return log_probs.clamp(min=torch.finfo(log_probs.dtype).min)

@@ -11,11 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetxl.functional.precision import accumulate
+
 Residual = Literal["rank1", "diagonal"]
 RESIDUALS: tuple[Residual, ...] = ("rank1", "diagonal")
 
 MIN_SCALE = 1e-3
 """Added to the softplus, so that no direction of the noise dies."""
+
+
+def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
+    """Values [..., Q, N] at columns [..., k], giving [..., Q, k]."""
+    index = columns.unsqueeze(-2).expand(*values.shape[:-1], columns.shape[-1])
+    return values.expand(*index.shape[:-1], values.shape[-1]).gather(-1, index)
 
 
 def residual_scale(raw: Tensor) -> Tensor:
@@ -55,6 +63,12 @@ class GaussianNoise:
     residual_kind: Residual = "rank1"
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of its tensors."""
+        first = next(part for part in (self.factors, self.scale, self.residual) if part is not None)
+        return first.dtype
+
+    @property
     def rank(self) -> int:
         """R, the rows of the factors."""
         return 0 if self.factors is None else self.factors.shape[-2]
@@ -79,6 +93,11 @@ class GaussianNoise:
             for part in (None if shared else self.factors, self.scale, self.residual)
         )
         return GaussianNoise(self.factors if shared else factors, scale, residual, self.residual_kind)
+
+    def accumulated(self) -> "GaussianNoise":
+        """The same in at least float32, in which sums are formed."""
+        parts = (None if part is None else accumulate(part) for part in (self.factors, self.scale, self.residual))
+        return GaussianNoise(*parts, residual_kind=self.residual_kind)
 
     def scaled(self, factor: float) -> "GaussianNoise":
         """Every draw times a factor: standard deviations so many times as large."""
@@ -146,3 +165,45 @@ class GaussianNoise:
         """Σ(x), [..., N, N], with VᵀV + d dᵀ or VᵀV + diag(d²) on it."""
         basis = self.basis()
         return basis.mT @ basis
+
+    def variance(self) -> Tensor:
+        """The diagonal of Σ(x), [..., N], in at least float32, without the basis.
+
+        self.basis().square().sum(-2)
+        """
+        wide, parts = self.accumulated(), []
+        if wide.factors is not None:
+            parts.append(wide.factors.square().sum(-2))
+            if wide.scale is not None:
+                parts[0] = parts[0] * wide.scale.square()
+        if wide.residual is not None:
+            parts.append(wide.residual.square())
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def covariance_among(self, columns: Tensor) -> Tensor:
+        """Σ(x) among some coordinates of each example, in at least float32, without the basis.
+
+            basis = self.basis().gather(-1, …)  # [..., Q, k]
+            basis.mT @ basis
+
+        Args:
+            columns: [..., k] in 0 … N − 1; one may be there several times.
+
+        Returns:
+            [..., k, k]
+        """
+        parts = []
+        if self.factors is not None:
+            shared = self.factors.dim() == 2
+            rows = self.factors.T[columns] if shared else gather_columns(self.factors, columns).mT
+            rows = accumulate(rows)  # [..., k, R]
+            if self.scale is not None:
+                rows = rows * accumulate(self.scale).gather(-1, columns).unsqueeze(-1)
+            parts.append(rows @ rows.mT)
+        if self.residual is not None:
+            spread = accumulate(self.residual.gather(-1, columns))
+            product = spread.unsqueeze(-1) * spread.unsqueeze(-2)
+            if self.residual_kind == "diagonal":  # one normal for each coordinate, which shares it with none but itself
+                product = product * (columns.unsqueeze(-1) == columns.unsqueeze(-2))
+            parts.append(product)
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]

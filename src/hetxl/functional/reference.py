@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.distribution import LogitDistribution, Order, accumulate
+from hetxl.functional.distribution import LogitDistribution, Order
 from hetxl.functional.links import (
     Link,
     log_mean_exp,
@@ -16,6 +16,7 @@ from hetxl.functional.links import (
     sigmoid_entropy,
     softmax_entropy,
 )
+from hetxl.functional.precision import accumulate
 from hetxl.functional.targets import Targets
 from hetxl.functional.weighting import (
     UNWEIGHTED,

@@ -84,13 +84,14 @@ def orthogonal(
         return torch.zeros(batch, samples, size, device=device, dtype=dtype)
     block = min(size, pairs)
     blocks = -(-pairs // block)
-    gaussian = torch.randn(batch, blocks, size, block, generator=generator, device=device, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)  # there is no QR in half precision
+    gaussian = torch.randn(batch, blocks, size, block, generator=generator, device=device, dtype=wide)
     directions, upper = torch.linalg.qr(gaussian)
     # The sign of R's diagonal is the library's choice; making it positive makes the directions uniform.
     signs = upper.diagonal(dim1=-2, dim2=-1).sign()
     lengths = gaussian.norm(dim=-2) * signs  # [B, blocks, block]
     half = (directions * lengths.unsqueeze(-2)).mT.reshape(batch, blocks * block, size)
-    return _pair(half[:, :pairs], samples)
+    return _pair(half[:, :pairs], samples).to(dtype)
 
 
 def sobol(

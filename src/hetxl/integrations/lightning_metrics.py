@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hetxl.evaluation import Records, calibration_error
-from hetxl.evaluation.covariance import logit_covariance
 from hetxl.nn import Head
 
 
@@ -92,7 +91,7 @@ def noise_scale(head: Head, features: Tensor) -> float:
     """
     count = min(head.num_classes, NOISE_CLASSES)
     classes = torch.linspace(0, head.num_classes - 1, count, device=features.device).round().long()
-    covariance = logit_covariance(head.logit_distribution(features), classes.expand(len(features), -1))
+    covariance = head.logit_distribution(features).covariance(classes.expand(len(features), -1))
     variance = covariance.diagonal(dim1=-2, dim2=-1).float().mean(-1)
     return float(variance.sqrt().median() / head.temperature())
 

@@ -107,7 +107,9 @@ class Covariance(nn.Module, ABC):
             device: of the result.
             dtype: of the result.
         """
-        sampler = SAMPLERS[sampler] if isinstance(sampler, str) else sampler
+        if isinstance(sampler, str):
+            one_of("sampler", sampler, SAMPLERS)
+            sampler = SAMPLERS[sampler]
         residual = self.size - self.rank
         examples = math.prod(batch_shape)
         z = draw_normals(

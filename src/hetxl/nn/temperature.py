@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hetxl.functional._checks import positive_float
-from hetxl.functional.distribution import accumulate
+from hetxl.functional.precision import accumulate
 
 
 class FixedTemperature(nn.Module):

@@ -15,7 +15,6 @@ from torch import Tensor
 from hetxl.data.dataset import Dataset
 from hetxl.data.spec import split_spec
 from hetxl.data.synthetic import EVALUATED_SAMPLES, FeatureSplit, true_head, true_nll
-from hetxl.evaluation.covariance import logit_covariance
 from hetxl.evaluation.records import Records
 from hetxl.functional import correlation
 from hetxl.nn import Head, HetXLHead
@@ -177,7 +176,7 @@ def noise_of(head: Head, features: Tensor, classes: Tensor) -> Noise:
         classes: [n, k] ids.
     """
     count = classes.shape[-1]
-    covariance = logit_covariance(head.logit_distribution(features), classes).double()
+    covariance = head.logit_distribution(features).covariance(classes).double()
     centre = torch.eye(count, dtype=torch.float64) - 1 / count
     centred = centre @ covariance @ centre
     first, second = torch.triu_indices(count, count, 1)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from hetxl import HetXLHead
 from hetxl.functional.engine.inputs import gather_inputs
 from hetxl.functional.engine.prune import (
     PILOTS,
@@ -193,3 +194,17 @@ def test_when_pruning_can_pay():
     assert not prunable(inputs(2048, 4 * PILOTS), 5, 2**16)  # no memory for the rows
     assert not prunable(inputs(2048, 4 * PILOTS), 1500, 2**28)  # nearly all wanted
     assert sizes_for(10**6, 5) == list(SIZES)
+
+
+def test_entropies_of_examples_that_are_certain():
+    torch.manual_seed(0)
+    head = HetXLHead(16, 1000, temperature=0.05, noise_init=1.0, eval_samples=128)
+    features = 12 * torch.randn(16, 16)
+    pruned, exact = (
+        head.predict(features, top_k=1, tolerance=tolerance, generator=torch.Generator().manual_seed(0))
+        for tolerance in (1e-3, 0)
+    )
+    assert pruned.left_out is not None
+    assert torch.equal(pruned.indices, exact.indices)
+    torch.testing.assert_close(pruned.entropy, exact.entropy, rtol=0, atol=5e-3)
+    torch.testing.assert_close(pruned.mutual_information, exact.mutual_information, rtol=0, atol=5e-3)

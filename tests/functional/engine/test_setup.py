@@ -24,6 +24,7 @@ def test_the_precision_of_products():
     assert product_precision(inputs) == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert product_precision(inputs) == torch.bfloat16
+        assert product_precision(inputs_of("het-xl")) == torch.float64  # which autocast leaves alone
     assert product_precision(inputs_of("det", dtype=torch.bfloat16)) == torch.bfloat16
 
 

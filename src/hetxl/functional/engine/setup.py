@@ -40,9 +40,10 @@ def plan_for(inputs: Inputs, link: Link, order: Order | None = None, memory_budg
 
 def product_precision(inputs: Inputs) -> torch.dtype:
     """The precision of matrix products: autocast's, or that of the classifier."""
-    device = inputs.temperature.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
     first = inputs.weight if inputs.weight is not None else inputs.mean
     assert first is not None
+    device = inputs.temperature.device.type
+    # float64 is left alone by autocast, as torch's own products do.
+    if first.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
     return first.dtype
