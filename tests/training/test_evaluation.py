@@ -12,6 +12,7 @@ from hetxl.data.synthetic import load_synthetic
 from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
 from hetxl.training.progress import Narrator
+from hetxl.training.rescale import rescale_run
 from hetxl.training.train import train
 from support.training import DATA
 
@@ -89,3 +90,23 @@ def test_what_does_not_fit(finished, tmp_path):
     np.save(tmp_path / "labels.npy", np.array([0, 1, 7]))
     with pytest.raises(ValueError, match="split 'validation' is not in this data, which has test"):
         evaluate_run(finished, str(tmp_path / "features.npy"), split="validation", **options)
+
+
+def test_data_that_has_changed_since(tmp_path):
+    """Rows that are added draw the split anew: tested would be what was trained on."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(310, 8)).astype("f4"), np.arange(310) % 4
+    path = tmp_path / "data.npz"
+    np.savez(path, features=features[:300], labels=labels[:300])
+    config = TrainConfig(data=str(path), out=str(tmp_path / "run"), steps=4, evaluate_every=2, device="cpu")
+    train(config, narrator=Narrator(quiet=True))
+    evaluate_run(tmp_path / "run", device="cpu")
+    np.savez(path, features=features, labels=labels)
+    with pytest.raises(ValueError, match=r"test had 30 rows and has 31.*name data of its own"):
+        evaluate_run(tmp_path / "run", device="cpu")
+    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
+        rescale_run(tmp_path / "run", narrator=Narrator(quiet=True))
+    assert evaluate_run(tmp_path / "run", str(path), device="cpu")["examples"] == 310
+    (tmp_path / "run" / "result.json").unlink()  # not ended: it would go on with other rows
+    with pytest.raises(ValueError, match=r"train had 240 rows and has 248.*train again in another --out"):
+        train(config, narrator=Narrator(quiet=True))

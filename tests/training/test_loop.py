@@ -21,6 +21,8 @@ from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model
 from hetxl.training.progress import Narrator
 from hetxl.training.schedule import learning_rate_at
+from hetxl.training.train import train
+from support.training import QUIET, small
 
 TIMES = ("seconds", "examples_per_second", "train_seconds", "evaluate_seconds", "predict_seconds_per_1000")
 DATA = load_synthetic(rows=600, classes=6, features=4)
@@ -177,6 +179,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tmp_path):
         made.model.head.classifier.weight.fill_(math.nan)
     with pytest.raises(FloatingPointError, match=r"the loss is nan after step 1.*--learning-rate"):
         losses(tmp_path, made)
+
+
+def test_an_evaluation_that_is_not_finite_says_the_same(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"the loss is nan after step .*--learning-rate \(now 1e\+30\)"):
+        train(small(tmp_path / "run", learning_rate=1e30, warmup=0), narrator=QUIET)
 
 
 def test_the_average_is_what_is_evaluated(tmp_path):

@@ -41,12 +41,27 @@ def test_an_empty_directory_is_taken(tmp_path):
 
 def test_another_configuration_is_refused_and_the_options_named(tmp_path):
     start_run(small(rank=3, seed=0), tmp_path)
+    (tmp_path / "log.jsonl").touch()
     message = "other options (rank 3 there, 4 here; seed 0 there, 1 here); choose another --out, or remove it"
     with pytest.raises(ValueError, match=re.escape(message)):
         start_run(small(rank=4, seed=1), tmp_path)
     with pytest.raises(ValueError, match=re.escape("; …)")):
         start_run(small(rank=4, seed=1, beta1=0.5, beta2=0.5, ema=0.5), tmp_path)
     assert open_run(tmp_path).config.rank == 3
+
+
+def test_a_run_that_ended_before_its_first_step_is_none(tmp_path):
+    with pytest.raises(ValueError, match="backbone 'cnn' is for pictures"):
+        train(small(tmp_path / "run", backbone="cnn"), narrator=QUIET)
+    assert train(small(tmp_path / "run"), narrator=QUIET).finished
+    with pytest.raises(ValueError, match="backbone 'auto' there, 'cnn' here"):
+        train(small(tmp_path / "run", backbone="cnn"), narrator=QUIET)
+
+
+def test_beside_steps_epochs_say_nothing(tmp_path):
+    start_run(small(steps=4, epochs=1.0), tmp_path)
+    (tmp_path / "log.jsonl").touch()
+    assert start_run(small(steps=4), tmp_path).config.epochs is None
 
 
 def test_what_changes_nothing_may_differ(tmp_path):

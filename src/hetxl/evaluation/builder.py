@@ -14,6 +14,10 @@ from hetxl.nn import Prediction
 _BLOCK = 2**22
 
 
+class NotFiniteError(FloatingPointError, ValueError):
+    """Predictions that are not numbers: training has diverged, or features are none."""
+
+
 class RecordsBuilder:
     """Gathers records over batches.
 
@@ -64,7 +68,7 @@ class RecordsBuilder:
         measured = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
         wrong = np.isnan(measured["log_prob"]) | np.isnan(measured["top_probs"]).any(-1)
         if wrong.any():
-            raise ValueError(
+            raise NotFiniteError(
                 f"prediction holds NaN for row {int(np.asarray(rows)[wrong][0])}: "
                 "the features or the head's weights are not finite"
             )

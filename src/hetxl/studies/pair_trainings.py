@@ -82,7 +82,7 @@ class PairTraining:
     def check(self, place: Path) -> None:
         """Raise if the run in a directory has other options: its name does not tell all of them."""
         if (place / "config.json").exists():
-            compare_options(self.config, open_run(place).config, place)
+            compare_options(self.config, lambda: open_run(place).config, place)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from hetxl.data import describe
 from hetxl.functional._checks import one_of
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
+from hetxl.training.length import told_length
 from hetxl.training.model import link_of
 from hetxl.training.parallel import check_jobs
 from hetxl.training.progress import Narrator, duration
@@ -84,7 +85,8 @@ def compare(
     description = describe(dataset)
     narrator.console.print(description)
     total = len(wanted) * len(seeds)
-    narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}) into {directory}")
+    length = told_length(config, len(dataset.splits["train"]))
+    narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}), {length}, into {directory}")
     tasks = [
         Task(
             runs[variant.name, seed],

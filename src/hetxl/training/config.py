@@ -87,7 +87,9 @@ class TrainConfig:
     pretrained: bool = option(True, "backbone", "timm and hf: start from published weights.")
 
     steps: int | None = option(None, "training", "Optimiser steps; instead of --epochs.")
-    epochs: float = option(1.0, "training", "Passes over the training data.")
+    epochs: float | None = option(
+        None, "training", "Passes over the training data [1, on less data as many as make 1,000 steps, at most 50]."
+    )
     batch_size: int = option(256, "training", "Examples of an optimiser step, over all processes.")
     accumulate: int = option(1, "training", "Parts that a process does its share of a batch in.")
     learning_rate: float = option(1e-3, "training", "Peak learning rate of AdamW.")

@@ -15,7 +15,7 @@ from hetxl.functional._checks import one_of
 from hetxl.training.distributed import find_device
 from hetxl.training.order import derive
 from hetxl.training.results import evaluate_split
-from hetxl.training.run import Trained, load_run
+from hetxl.training.run import Trained, check_data, load_run
 from hetxl.training.train import open_data
 
 
@@ -85,6 +85,13 @@ def data_for(trained: Trained, data: str | None = None, labels: str | None = Non
         dataset = open_dataset(data, labels=labels, classes=trained.class_names, whole=True, **pictures)
     if list(dataset.class_names) != list(trained.class_names):
         raise ValueError(f"{place} was trained on other classes than this data has; was the data changed since?")
+    if data is None:
+        check_data(
+            trained.run,
+            dataset,
+            ("validation", "test"),
+            f"train again, or name data of its own: hetxl evaluate {place} DATA",
+        )
     if (dataset.input.kind, tuple(dataset.input.shape)) != (trained.spec.kind, trained.spec.shape):
         raise ValueError(
             f"{place} takes {trained.spec.kind} of shape {list(trained.spec.shape)}, but this data has "

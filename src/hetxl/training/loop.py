@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetxl.data.broken import BrokenLimit
 from hetxl.data.dataset import Fetched, Split
+from hetxl.evaluation.builder import NotFiniteError
 from hetxl.functional import LabelLists
 from hetxl.training.average import MovingAverage
 from hetxl.training.checkpoint import Checkpoint, Checkpoints
@@ -126,7 +127,7 @@ class Trainer:
                 last = progress.step == self.steps
                 logged = progress.step % config.log_every == 0 or last
                 evaluated = progress.step % evaluate_every == 0 or last
-                if logged:
+                if logged or evaluated:
                     loss = self._finite(self.world.sum(loss_sum.clone()).item() / progress.loss_count)
                 progress.seconds += time.perf_counter() - begin
                 if logged:
@@ -243,8 +244,11 @@ class Trainer:
         progress, improved = self.progress, False
         if self.world.leads:
             self.model.eval()
-            with self.averaged():
-                found = evaluate()
+            try:
+                with self.averaged():
+                    found = evaluate()
+            except NotFiniteError:
+                found = {"nll": math.nan}
             self.model.train()
             self._finite(found["nll"])
             if log is not None:

@@ -7,7 +7,7 @@ label_noise.npz    labels that were replaced, where that was asked for
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hetxl.data.dataset import Dataset, InputSpec
+from hetxl.data.fingerprint import changes, fingerprint
 from hetxl.training.checkpoint import Checkpoints
 from hetxl.training.config import TrainConfig
 from hetxl.training.files import read_json, write_json
@@ -26,6 +27,8 @@ from hetxl.training.state import load_weights
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "keep", "log_every")
 """Options that may differ when a run is taken up again: they change nothing in its result."""
+BEGUN = ("log.jsonl", "checkpoints", "features", "model.safetensors", "result.json")
+"""What a run has, or some of it, once it has begun."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def start_run(config: TrainConfig, directory: Path) -> Run:
 
 def check_same(config: TrainConfig, directory: Path) -> None:
     """Raise unless the run in a directory has the same options, but for those that change nothing."""
-    compare_options(config, open_run(directory).config, directory)
+    compare_options(config, lambda: open_run(directory).config, directory)
 
 
 def prepare(directory: Path, config: Any, stored: Callable[[], Any]) -> None:
@@ -93,19 +96,33 @@ def prepare(directory: Path, config: Any, stored: Callable[[], Any]) -> None:
         stored: reads the options of the run that is there.
     """
     if (directory / "config.json").exists():
-        compare_options(config, stored(), directory)
+        compare_options(config, stored, directory)
     elif directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} has files but no run in it; choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", config.to_dict())
 
 
-def compare_options(config: Any, stored: Any, directory: Path) -> None:
-    """Raise unless two dataclasses of options are the same, but for those that change nothing."""
+def compare_options(config: Any, read: Callable[[], Any], directory: Path) -> None:
+    """Raise unless the run in a directory has the same options, but for those that change nothing.
+
+    A run that ended before its first step, as one of options that do not go together, is nothing to go on with, and may
+    have any.
+
+    Args:
+        config: a dataclass of options.
+        read: gives those of the run that is there.
+        directory: of that run.
+    """
+    if not any((directory / name).exists() for name in BEGUN):
+        return
+    stored = read()
+    # Beside steps, epochs say nothing.
+    left_out = {*NOT_PART_OF_THE_RUN, *(["epochs"] if stored.steps is not None else [])}
     differing = [
         f"{field.name} {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
         for field in dataclasses.fields(config)
-        if field.name not in NOT_PART_OF_THE_RUN and getattr(stored, field.name) != getattr(config, field.name)
+        if field.name not in left_out and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differing:
         raise ValueError(
@@ -126,8 +143,28 @@ def describe_model(run: Run, dataset: Dataset, link: str, temperature: str = "1.
             "dataset": dataset.name,
             "class_names": list(dataset.class_names),
             "class_counts": counts,
+            "data": fingerprint(dataset),
         },
     )
+
+
+def check_data(run: Run, dataset: Dataset, splits: Sequence[str], instead: str) -> None:
+    """Raise where data has changed since a run was begun; those of before fingerprints were kept are believed.
+
+    Args:
+        run: with its model.json.
+        dataset: the run's own data as it is now.
+        splits: which of its splits matter.
+        instead: what to do about it.
+    """
+    path = run.path / "model.json"
+    then = read_json(path).get("data") if path.exists() else None
+    found = None if then is None else changes(then, fingerprint(dataset), splits)
+    if found is not None:
+        raise ValueError(
+            f"{run.config.data} is not what {run.path} was trained on: {found}. Rows to be tested on may be among "
+            f"those it has learned from; {instead}"
+        )
 
 
 def save_model(run: Run, model: Model) -> None:

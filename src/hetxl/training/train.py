@@ -19,6 +19,7 @@ from hetxl.training.distributed import World, world
 from hetxl.training.estimate import LARGE, estimate_on
 from hetxl.training.features import cached_features
 from hetxl.training.files import write_json
+from hetxl.training.length import steps_of, told_length
 from hetxl.training.loader import Parts
 from hetxl.training.log import Log
 from hetxl.training.loop import Trainer
@@ -27,7 +28,7 @@ from hetxl.training.order import derive
 from hetxl.training.progress import Narrator
 from hetxl.training.recommend import recommend
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
-from hetxl.training.run import Run, default_directory, describe_model, save_model, start_run
+from hetxl.training.run import Run, check_data, default_directory, describe_model, save_model, start_run
 from hetxl.training.state import load_weights
 
 LONG = 30.0
@@ -93,14 +94,11 @@ def train(
         if description is None and processes.leads:
             description = describe(dataset)
             narrator.console.print(description)
+            if "train" in dataset.splits:
+                narrator.say(told_length(config, len(dataset.splits["train"])))
         described = {} if description is None else description.as_dict()
         _Job(config, run, dataset, processes, narrator, label or LABELS[config.head], described).go()
     return run
-
-
-def steps_of(config: TrainConfig, rows: int) -> int:
-    """How many steps a training has on this many rows."""
-    return config.steps or max(1, round(config.epochs * rows / config.batch_size))
 
 
 def with_temperature(config: TrainConfig, dataset: Dataset, narrator: Narrator) -> TrainConfig:
@@ -167,6 +165,7 @@ class _Job:
         for message in refused:
             self.narrator.say(f"Not used: {message}")
         if checkpoint is not None:
+            check_data(run, self.dataset, tuple(self.dataset.splits), "train again in another --out")
             trainer.restore(checkpoint)
             self.narrator.say(f"Going on from step {checkpoint.step:,} of {self.steps:,} in {run.path}")
         self.processes.wait()

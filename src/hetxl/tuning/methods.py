@@ -115,11 +115,17 @@ class Search:
 
 
 def lengthened(config: TrainConfig, share: float) -> TrainConfig:
-    """As many more passes as a share of each batch is not trained on, as the paper counts them: 12.5 % for 12.5 %."""
+    """As many more passes as a share of each batch is not trained on, as the paper counts them: 12.5 % for 12.5 %.
+
+    Args:
+        config: with `steps` or `epochs`.
+        share: of each batch.
+    """
     if not share:
         return config
     if config.steps is not None:
         return dataclasses.replace(config, steps=round(config.steps * (1 + share)))
+    assert config.epochs is not None
     return dataclasses.replace(config, epochs=config.epochs * (1 + share))
 
 

@@ -18,10 +18,11 @@ from hetxl.report.format import plural
 from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
 from hetxl.training.files import read_json, write_json
+from hetxl.training.length import steps_of, with_length
 from hetxl.training.memory import jobs_for
 from hetxl.training.progress import Narrator, amount, duration
 from hetxl.training.recommend import recommend
-from hetxl.training.train import open_data, steps_of
+from hetxl.training.train import open_data
 from hetxl.tuning.bayes import Asked, Bayes, best_of, run_steps
 from hetxl.tuning.methods import SEARCHES, Search, about, grid_trials, single_trial, trial_at
 from hetxl.tuning.plot import write_plot
@@ -62,6 +63,7 @@ def tune(config: TrainConfig, search: Search, *, narrator: Narrator | None = Non
         raise ValueError(f"method = {search.method} needs a validation split; give --validation, or choose train")
     if search.folds == 2 and "test" not in dataset.splits:
         raise ValueError("folds = 2 chooses on the test split, which the data does not have")
+    config = with_length(config, len(dataset.splits["train"]))
     del dataset  # trials open it for themselves
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "search.json", {"format": FORMAT, "options": options})
