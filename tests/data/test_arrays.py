@@ -110,6 +110,65 @@ def test_given_splits_keep_their_rows(tmp_path):
     assert len(load_arrays(npz_by_split(tmp_path)).splits["validation"]) == 10
 
 
+def with_splits(path, names, **columns):
+    pq.write_table(pa.table({"features": list(FEATURES), **columns, "Split": names}), path)
+    return path
+
+
+SPLIT_COLUMN = ["test", "train", "Val ", "training"] * 10
+PLACES = {"train": [1, 3], "validation": [2], "test": [0]}
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_the_split_column_of_a_parquet_file(tmp_path, lists):
+    labels = [[f"{row % 4}", f"{row % 3}"] if row % 5 else [] for row in range(N)] if lists else LABELS
+    dataset = load_arrays(with_splits(tmp_path / "a.parquet", SPLIT_COLUMN, labels=labels), cache=tmp_path / "cache")
+    assert dataset.notes == ()  # nothing was drawn
+    for name, split in dataset.splits.items():
+        rows = np.flatnonzero(np.isin(np.arange(N) % 4, PLACES[name]))
+        every = np.arange(len(split))[::-1]
+        np.testing.assert_array_equal(split.fetch(every).inputs, FEATURES[rows[::-1]])
+        taken = split.labels.take(np.arange(len(rows)))
+        if lists:
+            found = [{dataset.class_names[c] for c in taken.classes[taken.examples == r]} for r in range(len(rows))]
+            assert found == [set(labels[row]) for row in rows]
+        else:
+            assert taken.tolist() == LABELS[rows].tolist()
+    assert len({split.stored for split in dataset.splits.values()}) == 1  # one mapped array, read in place
+    assert isinstance(dataset.splits["test"].stored.array, np.memmap)
+
+
+def test_splits_that_a_column_does_not_have_are_drawn_from_its_training_rows(tmp_path):
+    path = with_splits(tmp_path / "a.parquet", ["test"] * 10 + ["train"] * 30, labels=LABELS)
+    dataset = load_arrays(path, cache=tmp_path / "cache")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 27, "validation": 3, "test": 10}
+    assert rows_of(dataset) == EXPECTED
+    np.testing.assert_array_equal(dataset.splits["test"].fetch(np.arange(10)).inputs, FEATURES[:10])
+
+
+def test_a_split_column_beside_other_files(tmp_path):
+    cache, path = tmp_path / "cache", tmp_path / "a.parquet"
+    with_splits(path, SPLIT_COLUMN, labels=LABELS)
+    with pytest.raises(ValueError, match=r"test=.* was given, and .*a.parquet has test rows of its own"):
+        load_arrays(path, test=path, cache=cache)
+    assert len(load_arrays(npz(tmp_path), test=path, cache=cache).splits["test"]) == 10
+    (tmp_path / "f").mkdir()
+    with_splits(tmp_path / "f" / "features.parquet", SPLIT_COLUMN, labels=LABELS)
+    assert [len(split) for split in load_arrays(tmp_path / "f", cache=cache).splits.values()] == [20, 10, 10]
+    np.savez(tmp_path / "f" / "test.npz", features=FEATURES, labels=LABELS)
+    with pytest.raises(ValueError, match=r"test.npz has test rows, and another file of .*f has some too"):
+        load_arrays(tmp_path / "f", cache=cache)
+
+
+@pytest.mark.parametrize("name", ["tset", None])
+def test_a_split_that_is_none(tmp_path, name):
+    path = with_splits(tmp_path / "a.parquet", ["train"] * 39 + [name], labels=LABELS)
+    with pytest.raises(
+        ValueError, match=rf"a.parquet, row 40 .* has the split {name!r}; use train, validation or test"
+    ):
+        load_arrays(path, cache=tmp_path / "cache")
+
+
 def test_other_files_for_labels_and_splits(tmp_path):
     np.save(tmp_path / "a.npy", FEATURES)
     np.save(tmp_path / "other.npy", LABELS)

@@ -1,10 +1,12 @@
 """Parts put together: which splits come out, and what cannot be trained on."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from hetxl.data.assembly import UNSPLIT, Plan, assemble
+from hetxl.data.assembly import UNSPLIT, Plan, assemble, split_name
 from hetxl.data.classes import RawLabels
 from hetxl.data.dataset import Fetched, InputSpec, Split
 
@@ -24,6 +26,12 @@ def put(parts, plan=None, **options):
         split: (split, RawLabels(np.array(values, dtype=np.int64), f"{split}.npy")) for split, values in parts.items()
     }
     return assemble("data", InputSpec("features", (2,)), raw, Rows, plan or Plan(), **options)
+
+
+def test_names_of_splits():
+    assert [split_name(Path("t.csv"), name, 1) for name in (" Train", "dev", "test")] == ["train", "validation", "test"]
+    with pytest.raises(ValueError, match=r"t.csv, row 3 \(counted from 1\) has the split None; use train, validation"):
+        split_name(Path("t.csv"), None, 3)
 
 
 def test_data_without_splits_is_parted():

@@ -71,6 +71,13 @@ def test_lists_against_plain_python(rows, chunk):
         assert sorted(names[label] for label in found.ids[start:stop]) == sorted({str(label) for label in rows[row]})
 
 
+def test_some_rows_of_labels():
+    part = named(["a", "b", "a"]).subset(np.array([2, 1]))
+    assert [part.names[value] for value in part.values] == ["a", "b"]
+    lists = ids([5, 6, 7], [0, 2, 2, 3]).subset(np.array([0, 1]))
+    assert (lists.values.tolist(), lists.offsets.tolist(), lists.source) == ([5, 6], [0, 2, 2], "labels.npy")
+
+
 def test_one_split_with_lists_makes_lists_of_all():
     _, labels = match_classes({"train": named(["a|b", "a"], "|"), "test": named(["b"], "|")})
     assert labels["test"].offsets.tolist() == [0, 1]

@@ -143,6 +143,13 @@ def test_features_to_predict(tmp_path):
         open_inputs(pictures(tmp_path / "p"), InputSpec("features", (3,)))
 
 
+def test_all_rows_of_a_table_are_predicted(tmp_path):
+    table = {"features": list(FEATURES), "split": ["train", "test"] * 20}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    split = open_inputs(tmp_path / "a.parquet", InputSpec("features", (3,)), cache=tmp_path)
+    np.testing.assert_array_equal(split.fetch(np.arange(40)).inputs, FEATURES)
+
+
 def test_pictures_to_predict(tmp_path):
     split = open_inputs(pictures(tmp_path / "p"), InputSpec("image", (3, 6, 6)))
     assert (len(split), split.workers) == (20, True)

@@ -7,7 +7,8 @@
 | – with splits | the same keys after `train_`, `validation_` (or `val_`) and `test_` |
 | – with class names | `class_names` [K] strings; in safetensors a JSON list under that key of the metadata |
 | `DATA.npy` with `labels=` | [n, D], and a label file; without `labels=`, `DATA_labels.npy` (or .txt, …) beside it |
-| `DATA.parquet` | a column `features` (or …) of equally long lists, and `labels` (or …) of labels or lists |
+| `DATA.parquet` | a column `features` (or …) of equally long lists, and `labels` (or …) of labels or lists; |
+| | and, where rows have one, `split`: train, validation (or `val`, `valid`, `dev`) or test |
 | a folder | `features.npy` and `labels.npy`; or by split `train.npy` and `train_labels.npy`, or `train.npz`, …; |
 | | `class_names.txt` or `.npy` where ids have names |
 
@@ -17,28 +18,32 @@ numbers from 0 on) or names. Features are float16, float32, float64 or (safetens
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hetxl.data.assembly import UNSPLIT, Plan, assemble
+from hetxl.data.assembly import UNSPLIT, Plan, assemble, split_name
 from hetxl.data.classes import RawLabels, some
-from hetxl.data.dataset import Dataset, Fetched, InputSpec, Split
+from hetxl.data.dataset import SPLITS, Dataset, Fetched, InputSpec, Split
 from hetxl.data.labels import Labels
 from hetxl.data.parquet import parquet_columns, parquet_features
-from hetxl.data.progress import progress_bar
+from hetxl.data.progress import counted, progress_bar
+from hetxl.data.splitting import row_type
 from hetxl.data.stored import Stored, open_arrays, safetensors_metadata
 from hetxl.data.tables import (
     LABEL_COLUMNS,
     LABEL_SUFFIXES,
+    SPLIT_COLUMNS,
     find_column,
     labels_from_array,
     labels_from_table,
     names_from_array,
     read_labels,
     read_names,
+    table_rows,
 )
 
 FEATURES = ("features", "embeddings", "x")
@@ -48,10 +53,17 @@ PREFIXES = {UNSPLIT: ("",), "train": ("train_",), "validation": ("validation_", 
 
 
 class Part(NamedTuple):
-    """Features and their labels; None for features that come without."""
+    """Features and their labels.
+
+    Attributes:
+        features: [n, D]
+        labels: of the rows of this part; None for features that come without.
+        rows: which rows of the features they are; None for all.
+    """
 
     features: Stored
     labels: RawLabels | None
+    rows: np.ndarray | None = None
 
 
 class Parts(NamedTuple):
@@ -120,35 +132,44 @@ def load_arrays(
                 f"{part.features.path} has {part.features.shape[1]} features for {split!r}, others {width}"
             )
     if check:
-        for part in parts.values():
-            check_finite(part.features)
+        for stored in dict.fromkeys(part.features for part in parts.values()):  # several parts may share one
+            check_finite(stored)
     return assemble(
         path.stem,
         InputSpec("features", (width,)),
-        {split: (part.features, _require_labels(part)) for split, part in parts.items()},
-        ArraySplit,
+        {split: (part, _require_labels(part)) for split, part in parts.items()},
+        _make_split,
         plan or Plan(),
         names,
     )
 
 
-def read_parts(path: Path, *, labels: Path | None = None, cache: Path | None = None) -> Parts:
+def _make_split(part: Part, labels: Labels, rows: np.ndarray | None) -> Split:
+    if part.rows is not None:
+        rows = part.rows if rows is None else part.rows[rows]
+    return ArraySplit(part.features, labels, rows)
+
+
+def read_parts(
+    path: Path, *, labels: Path | None = None, cache: Path | None = None, split_column: bool = True
+) -> Parts:
     """The features of a file or folder and, where it has them, their labels.
 
     Args:
         path: of a file or a folder, in one of the forms of this module.
         labels: the labels of a .npy file of features.
         cache: folder for arrays made of parquet files.
+        split_column: whether a parquet file's column of splits parts its rows; otherwise it is not looked at.
     """
     suffix = path.suffix.lower()
     if labels is not None and (path.is_dir() or suffix != ".npy"):
         raise ValueError(f"labels={labels} goes with a .npy file of features; {path} must hold its labels itself")
     if path.is_dir():
-        return _read_folder(path, cache)
+        return _read_folder(path, cache, split_column)
     if suffix == ".npy":
         return Parts({UNSPLIT: _read_npy(path, labels)})
     if suffix == ".parquet":
-        return Parts({UNSPLIT: _read_parquet(path, cache)})
+        return Parts(_read_parquet(path, cache, split_column))
     return _read_container(path)
 
 
@@ -229,13 +250,29 @@ def _read_npy(path: Path, labels: Path | None) -> Part:
     return _part(features, read_labels(found))
 
 
-def _read_parquet(path: Path, cache: Path | None) -> Part:
+def _read_parquet(path: Path, cache: Path | None, split_column: bool) -> dict[str, Part]:
     columns = parquet_columns(path)
     features, labels = find_column(columns, FEATURES), find_column(columns, LABEL_COLUMNS)
     if features is None:
         raise ValueError(f"{path} must have a column {' or '.join(FEATURES)}, found {some(columns, 20)}")
     raw = None if labels is None else labels_from_table(path, labels)
-    return _part(parquet_features(path, features, cache), raw)
+    whole = _part(parquet_features(path, features, cache), raw)
+    split = find_column(columns, SPLIT_COLUMNS) if split_column else None
+    if split is None:
+        return {UNSPLIT: whole}
+    return {
+        name: Part(whole.features, None if raw is None else raw.subset(rows), rows)
+        for name, rows in _rows_by_split(path, split).items()
+    }
+
+
+def _rows_by_split(path: Path, column: str) -> dict[str, np.ndarray]:
+    """The rows of each split that a column names, in ascending order."""
+    with closing(counted(table_rows(path, [column]), f"Reading {path}")) as rows:
+        places = (SPLITS.index(split_name(path, value, number)) for number, (value,) in enumerate(rows, 1))
+        codes = np.fromiter(places, dtype=np.int8)
+    found = {split: np.flatnonzero(codes == place).astype(row_type(len(codes))) for place, split in enumerate(SPLITS)}
+    return {split: rows for split, rows in found.items() if len(rows)}
 
 
 def _read_container(path: Path) -> Parts:
@@ -288,12 +325,16 @@ def _find(folder: Path, stems: Sequence[str], suffixes: Sequence[str]) -> Path |
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read_folder(folder: Path, cache: Path | None) -> Parts:
+def _read_folder(folder: Path, cache: Path | None, split_column: bool) -> Parts:
     parts: dict[str, Part] = {}
     names = None
     for split, path in _feature_files(folder):
-        inner = read_parts(path, cache=cache)
-        parts[split] = choose_part(inner, path, split)
+        inner = read_parts(path, cache=cache, split_column=split_column)
+        added = inner.by_split if split == UNSPLIT else {split: choose_part(inner, path, split)}
+        for key in added:
+            if key in parts:
+                raise ValueError(f"{path} has {key} rows, and another file of {folder} has some too; keep one of them")
+        parts |= added
         names = inner.class_names or names
     if not parts:
         raise ValueError(f"{folder} has no features.npy and no train.npy (or .npz, .safetensors, .parquet)")

@@ -1,7 +1,8 @@
 """Inputs and labels as read, put together to a dataset: classes matched, missing splits made."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,22 @@ SPLIT_NAMES = {
 """What files, folders and columns call the splits."""
 
 Inputs = TypeVar("Inputs")
+
+
+def split_name(path: Path, value: Any, number: int) -> str:
+    """The split that a row of a table names.
+
+    Args:
+        path: of the table, for errors.
+        value: what stands in the column.
+        number: of the row, counted from 1.
+    """
+    found = SPLIT_NAMES.get(str(value).strip().lower())
+    if found is None:
+        raise ValueError(
+            f"{path}, row {number} (counted from 1) has the split {value!r}; use train, validation or test"
+        )
+    return found
 
 
 class Plan(NamedTuple):

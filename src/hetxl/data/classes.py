@@ -35,6 +35,11 @@ class RawLabels:
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
+    def subset(self, rows: np.ndarray) -> "RawLabels":
+        """The labels of some rows as labels of their own."""
+        found = Labels(self.values, self.offsets).subset(rows)
+        return replace(self, values=found.ids, offsets=found.offsets)
+
 
 def printable(text: str) -> str:
     """A name or path that is safe in a message: on one line, without control characters or broken encodings."""

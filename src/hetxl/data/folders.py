@@ -19,15 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetxl.data.assembly import SPLIT_NAMES, UNSPLIT, Plan, assemble
+from hetxl.data.assembly import SPLIT_NAMES, UNSPLIT, Plan, assemble, split_name
 from hetxl.data.classes import LabelBuilder, RawLabels, printable, some
 from hetxl.data.dataset import Dataset, InputSpec
 from hetxl.data.images import IMAGE_SUFFIXES, MEAN, STD, ImageSplit, Paths, require_pillow
 from hetxl.data.progress import counted, progress_bar
-from hetxl.data.tables import LABEL_COLUMNS, SEPARATOR, find_column, table_columns, table_rows
+from hetxl.data.tables import LABEL_COLUMNS, SEPARATOR, SPLIT_COLUMNS, find_column, table_columns, table_rows
 
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name")
-SPLIT_COLUMNS = ("split",)
 LOOKED_AT = 100
 """How many files of a manifest are looked for when it is opened."""
 
@@ -200,7 +199,7 @@ def read_manifest(path: Path) -> PartsOfImages:
     labels: dict[str, LabelBuilder] = {}
     with closing(counted(table_rows(path, wanted), f"Reading {path}")) as rows:
         for number, (file, value, *rest) in enumerate(rows, 1):
-            key = _split_name(path, rest[0], number) if rest else UNSPLIT
+            key = split_name(path, rest[0], number) if rest else UNSPLIT
             if key not in paths:
                 paths[key], labels[key] = [], LabelBuilder(str(path), separator)
             paths[key].append(_absolute(path, file, number))
@@ -224,15 +223,6 @@ def _absolute(manifest: Path, file: Any, number: int) -> str:
     if not isinstance(file, str) or not file or "\0" in file:
         raise ValueError(f"{manifest}, row {number} (counted from 1) must have a path, found {file!r}")
     return os.path.join(manifest.parent, file)
-
-
-def _split_name(manifest: Path, name: Any, number: int) -> str:
-    split = SPLIT_NAMES.get(str(name).strip().lower())
-    if split is None:
-        raise ValueError(
-            f"{manifest}, row {number} (counted from 1) has the split {name!r}; use train, validation or test"
-        )
-    return split
 
 
 def _check_some(manifest: Path, paths: Paths) -> None:

@@ -104,6 +104,8 @@ def open_inputs(
 ) -> Split:
     """Data to predict, for a model that is there already. Labels are not needed, and ignored where there are any.
 
+    Of tables, parquet files and manifests, all rows are predicted, whatever their split.
+
     Args:
         data: for features, the path of arrays; for tokens, of a .npy file [n, C] or a .npz or .safetensors file with
             the key `tokens`; for pictures, of a folder (all below it), a manifest or a single picture.
@@ -127,7 +129,7 @@ def open_inputs(
         raise ValueError(
             f"{path} must hold features: a file that ends in {', '.join(ARRAY_SUFFIXES)} or a folder of them"
         )
-    stored = choose_part(read_parts(path, cache=cache), path, "test").features
+    stored = choose_part(read_parts(path, cache=cache, split_column=False), path, "test").features
     _check_shape(stored, input, stored.is_float, "floating-point features")
     if check:
         check_finite(stored)

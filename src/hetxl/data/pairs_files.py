@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetxl.data.arrays import ArraySplit, check_finite
-from hetxl.data.assembly import SPLIT_NAMES, UNSPLIT
+from hetxl.data.assembly import SPLIT_NAMES, UNSPLIT, split_name
 from hetxl.data.classes import printable, some
 from hetxl.data.dataset import SPLITS, InputSpec, Split
-from hetxl.data.folders import PATH_COLUMNS, SPLIT_COLUMNS, find_images
+from hetxl.data.folders import PATH_COLUMNS, find_images
 from hetxl.data.images import ImageSplit, Paths, require_pillow
 from hetxl.data.labels import Labels
 from hetxl.data.pairs import NumberedSplit, Pairs, PairSplit, Texts, part_pairs
 from hetxl.data.progress import counted
 from hetxl.data.stored import Stored, open_arrays
-from hetxl.data.tables import TABLE_SUFFIXES, find_column, table_columns, table_rows
+from hetxl.data.tables import SPLIT_COLUMNS, TABLE_SUFFIXES, find_column, table_columns, table_rows
 
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "title", "name")
 CATEGORY_COLUMNS = ("category", "categories", "label", "class")
@@ -147,7 +147,7 @@ def _read_manifest(path: Path) -> _Rows:
         for number, values in enumerate(rows, 1):
             row = dict(zip(wanted, values, strict=True))
             captions.append(_text(path, row[caption], number))
-            splits.append(_split(path, row[split], number) if split is not None else UNSPLIT)
+            splits.append(split_name(path, row[split], number) if split is not None else UNSPLIT)
             categories.append(str(row[category]) if category is not None else "")
     if not captions:
         raise ValueError(f"{path} has no rows")
@@ -160,15 +160,6 @@ def _text(path: Path, value: Any, number: int) -> str:
     if not text:
         raise ValueError(f"{path}, row {number} (counted from 1) must have a caption, found {value!r}")
     return text
-
-
-def _split(path: Path, value: Any, number: int) -> str:
-    found = SPLIT_NAMES.get(str(value).strip().lower())
-    if found is None:
-        raise ValueError(
-            f"{path}, row {number} (counted from 1) has the split {value!r}; use train, validation or test"
-        )
-    return found
 
 
 def _read_arrays(path: Path) -> _Rows:
@@ -196,7 +187,7 @@ def _read_arrays(path: Path) -> _Rows:
     texts = Texts(vectors=vectors) if captions is None else Texts(captions=_strings(path, captions), vectors=vectors)
     splits = [UNSPLIT] * count
     if "split" in arrays:
-        splits = [_split(path, value, row) for row, value in enumerate(_strings(path, arrays["split"]), 1)]
+        splits = [split_name(path, value, row) for row, value in enumerate(_strings(path, arrays["split"]), 1)]
     categories = None
     if "category" in arrays:
         categories = np.unique(np.asarray(arrays["category"].array), return_inverse=True)[1].astype(np.int64)

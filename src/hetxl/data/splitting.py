@@ -11,6 +11,11 @@ HELD_OUT = 0.1
 """The share of the rows that each split gets which has to be taken from the training rows."""
 
 
+def row_type(count: int) -> type[np.integer]:
+    """The integers that number so many rows: of four bytes where these are enough."""
+    return np.uint32 if count <= 2**32 else np.int64
+
+
 def split_rows(
     labels: Labels, num_classes: int, wanted: Sequence[str] = ("validation", "test"), seed: int = 0
 ) -> dict[str, np.ndarray]:
@@ -35,7 +40,7 @@ def split_rows(
     held = size * len(wanted)
     if count - held < 1:
         raise ValueError(f"{count} rows are too few to take {' and '.join(wanted)} rows from; give these as files")
-    order = np.arange(count, dtype=np.uint32 if count <= 2**32 else np.int64)
+    order = np.arange(count, dtype=row_type(count))
     np.random.default_rng(seed).shuffle(order)
     back = _needed_in_train(labels, num_classes, order[:held])
     parts = {"train": np.concatenate((order[held:], order[:held][back]))}

@@ -16,6 +16,7 @@ from hetxl.data.progress import counted
 from hetxl.data.stored import Stored, open_arrays
 
 LABEL_COLUMNS = ("label", "labels", "class", "target", "targets", "y")
+SPLIT_COLUMNS = ("split",)
 TABLE_SUFFIXES = (".csv", ".jsonl", ".parquet")
 LABEL_SUFFIXES = (".npy", ".txt", ".csv", ".jsonl", ".parquet")
 SEPARATOR = "|"
