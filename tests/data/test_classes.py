@@ -102,6 +102,44 @@ def test_class_names_of_the_data():
         match_classes({"train": ids([0])}, classes=[])
 
 
+STARS = ["1", "2", "3", "4", "5"]
+
+
+def test_all_splits_decide_whether_numbers_are_ids_or_names():
+    _, labels = match_classes({"train": named(["0", "4", "1"]), "test": named(["3", "1"])}, class_names=STARS)
+    assert (labels["train"].ids.tolist(), labels["test"].ids.tolist()) == ([0, 4, 1], [3, 1])
+    _, labels = match_classes({"train": named(["5", "1"]), "test": named(["3", "1"])}, class_names=STARS)
+    assert (labels["train"].ids.tolist(), labels["test"].ids.tolist()) == ([4, 0], [2, 0])
+    with pytest.raises(ValueError, match="class id 5, and there are names for 5 classes"):
+        match_classes({"train": named(["0", "1"]), "test": named(["5"])}, class_names=STARS)
+
+
+def test_numbers_that_may_be_ids_or_names():
+    message = (
+        r"^labels.txt: the label '1' may be the class of that name, or the class id 1, which is '2'; "
+        r"save ids as whole numbers in a .npy file, or, if they are names, give no class_names"
+    )
+    with pytest.raises(ValueError, match=message):
+        match_classes({"train": named(["4", "1"]), "test": named(["3"])}, class_names=STARS)
+    # Both ways out, other names beside them, and names whose ids are the same.
+    assert match_classes({"train": ids([4, 1])}, class_names=STARS)[1]["train"].ids.tolist() == [4, 1]
+    assert match_classes({"train": named(["4", "1"])})[1]["train"].ids.tolist() == [1, 0]
+    raw = {"train": named(["none", "1"]), "test": named(["1"])}
+    assert match_classes(raw, class_names=["1", "2", "none"])[1]["test"].ids.tolist() == [0]
+    digits = ["0", "1", "2"]
+    assert match_classes({"train": named(["2", "1"])}, class_names=digits)[1]["train"].ids.tolist() == [2, 1]
+
+
+def test_one_file_may_have_ids_and_another_names():
+    raw = {"train": named(["0", "1"]), "test": named(["b"]), "validation": ids([1])}
+    _, labels = match_classes(raw, class_names=["a", "b"])
+    assert {split: found.ids.tolist() for split, found in labels.items()} == {
+        "train": [0, 1],
+        "test": [1],
+        "validation": [1],
+    }
+
+
 def test_classes_of_a_trained_run():
     # By name, by ids that are names, by ids of names of the data, and by place.
     run = ["cat", "dog", "eel"]

@@ -69,7 +69,8 @@ def match_classes(
 ) -> tuple[list[str], dict[str, Labels]]:
     """Class names, and the labels of every split as ids of them.
 
-    Names are put in order by `sort_names`. Ids 0 … K − 1 stay as they are; other ids become names ("17") first.
+    Names are put in order by `sort_names`. Ids 0 … K − 1 stay as they are; other ids become names ("17") first. Numbers
+    in text files beside class names are names where those of all splits are among these, and ids otherwise.
 
     Args:
         raw: the labels of each split.
@@ -89,7 +90,12 @@ def match_classes(
     known = class_names
     if known is None and classes is not None and not any(_is_id(name) for name in classes):
         known = classes
-    named = {split: _name_values(labels, known) for split, labels in raw.items()}
+    distinct = {split: _distinct(labels) for split, labels in raw.items()}
+    as_ids = () if known is None else _read_as_ids(raw, distinct, known)
+    named = {
+        split: (distinct[split], _name_values(labels, distinct[split], known, split in as_ids))
+        for split, labels in raw.items()
+    }
     target = classes if classes is not None else class_names
     if target is None:
         target = sort_names({name for _, names in named.values() for name in names})
@@ -131,25 +137,49 @@ def _check_names(argument: str, names: Sequence[str]) -> None:
         raise ValueError(f"{argument} must name at least one class, found none")
 
 
-def _name_values(labels: RawLabels, known: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
-    """The different values of a split in ascending order, and what each is called."""
-    values = _distinct(labels)
+def _read_as_ids(raw: Mapping[str, RawLabels], distinct: Mapping[str, np.ndarray], known: Sequence[str]) -> set[str]:
+    """The splits whose names are ids after all: a text file has no numbers but in letters.
+
+    One split may lack the very label that tells ids from names that are numbers, so all of them decide.
+    """
+    texts = {
+        split: {labels.names[int(value)] for value in distinct[split]}
+        for split, labels in raw.items()
+        if labels.names is not None
+    }
+    numeric = {split for split, names in texts.items() if all(map(_is_id, names))}
+    numbers = set().union(*(texts[split] for split in numeric))
+    if not numbers <= set(known):
+        return numeric
+    # With plain names in another split, or beyond the last id, they are names.
+    either = len(numeric) == len(texts) and all(int(name) < len(known) for name in numbers)
+    differ = sorted(name for name in numbers if known[int(name)] != name) if either else []
+    if differ:
+        name, sources = differ[0], dict.fromkeys(raw[split].source for split in texts)
+        raise ValueError(
+            f"{' and '.join(sources)}: the label {name!r} may be the class of that name, or the class id {name}, which "
+            f"is {known[int(name)]!r}; save ids as whole numbers in a .npy file, or, if they are names, give no "
+            "class_names or such as are no numbers"
+        )
+    return set()
+
+
+def _name_values(labels: RawLabels, values: np.ndarray, known: Sequence[str] | None, as_ids: bool) -> list[str]:
+    """What each of the different values of a split is called."""
+    numbers = values.tolist()
     if labels.names is not None:
-        names: list[str] = [labels.names[int(value)] for value in values]
-        # Ids read from a text are names by now: with class names beside them they are ids after all.
-        if known is None or not all(map(_is_id, names)) or set(names) <= set(known):
-            return values, names
+        names = [labels.names[value] for value in numbers]
+        if not as_ids:
+            return names
         numbers = [int(name) for name in names]
-    else:
-        numbers = values.tolist()
-        if known is None:
-            return values, [str(number) for number in numbers]
+    if known is None:
+        return [str(number) for number in numbers]
     if numbers and max(numbers) >= len(known):
         raise ValueError(
             f"{labels.source} has the class id {max(numbers)}, and there are names for {len(known)} classes, ids 0 to "
             f"{len(known) - 1}"
         )
-    return values, [known[number] for number in numbers]
+    return [known[number] for number in numbers]
 
 
 def _distinct(labels: RawLabels) -> np.ndarray:
