@@ -164,11 +164,14 @@ def test_builder():
     raw = named(["a|b", "", "c", "|"], "|")
     assert raw.offsets.tolist() == [0, 2, 2, 3, 3]
     assert [raw.names[value] for value in raw.values] == ["a", "b", "c"]
-    assert named(["a|b"]).names == ["a|b"]  # a name, where lists have their own form
+    assert named(["a|b", " a"]).names == ["a|b", " a"]  # names, where lists have their own form
+    assert named([" cat", "cat", "a b\t"], "|").names == ["cat", "a b"]
+    assert named([" ", "a|b"], "|").offsets.tolist() == [0, 0, 2]
     assert named([["a"], [3], None]).offsets.tolist() == [0, 1, 2, 2]
     assert named([3, "x\ny"]).names == ["3", "x\ny"]
-    with pytest.raises(ValueError, match=r"labels.txt has no label in row 2 \(counted from 1\)"):
-        named(["a", ""])
+    for blank in ("", " "):
+        with pytest.raises(ValueError, match=r"labels.txt has no label in row 2 \(counted from 1\)"):
+            named(["a", blank], "|")
     for bad in (1.5, True, {"a": 1}):
         with pytest.raises(TypeError, match=r"in row 2 .* labels are names or whole numbers"):
             named(["a", [bad]])

@@ -72,6 +72,11 @@ def test_lists(tmp_path):
     assert plain(read_labels(write(tmp_path / "b.jsonl", "labels", ["a|b"]))) == ["a|b"]  # a name there
 
 
+def test_spaces_around_the_labels_of_a_csv_are_none_of_theirs(tmp_path):
+    (tmp_path / "a.csv").write_text("id, label\n1, cat\n2,cat\n3, cat | dog\n")
+    assert plain(read_labels(tmp_path / "a.csv")) == [["cat"], ["cat"], ["cat", "dog"]]
+
+
 def test_a_csv_of_one_column_needs_no_header(tmp_path):
     (tmp_path / "a.csv").write_text("cat\n\ndog\n")
     assert plain(read_labels(tmp_path / "a.csv")) == ["cat", "dog"]

@@ -246,7 +246,8 @@ class LabelBuilder:
 
     Args:
         source: the file, for errors.
-        separator: parts a text into several labels; None for texts that are one label whatever they hold.
+        separator: parts a text into several labels, without the spaces around them; None for texts that are one label
+            whatever they hold.
     """
 
     def __init__(self, source: str, separator: str | None = None) -> None:
@@ -257,9 +258,11 @@ class LabelBuilder:
 
     def add(self, label: object) -> None:
         """The next row's label: a name, an id or a list of them."""
-        if isinstance(label, str) and self.separator is not None and self.separator in label:
-            self._lists = True
-            label = [part for part in (part.strip() for part in label.split(self.separator)) if part]
+        if isinstance(label, str) and self.separator is not None:
+            parts = label.split(self.separator)
+            self._lists |= len(parts) > 1
+            # Stripped even where it is one: "cat", and what follows the comma of "1.png, cat", are the same class.
+            label = [part for part in map(str.strip, parts) if part]
         elif label is None or label == "":
             label = ()
         elif isinstance(label, list | tuple):
