@@ -4,8 +4,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetxl.cli.options import config_flags, resolve
+from hetxl.cli.options import config_flags, resolve, resolve_preset
 from hetxl.training.config import TrainConfig
+from hetxl.training.presets import PRESETS
 
 seen = []
 
@@ -79,3 +80,36 @@ def test_a_file_must_not_have_what_the_command_chooses(tmp_path):
     with pytest.raises(ValueError, match=r"options\.toml: seed is chosen by --seeds"):
         resolve((file, {}), instead={"head": "--heads", "seed": "--seeds"}, data="pycode")
     assert resolve((file, {}), instead={"head": "--heads"}, data="pycode").seed == 7
+
+
+@pytest.mark.parametrize(
+    ("argument", "written", "preset"),
+    [
+        (None, None, "pycode"),
+        ("synthetic:rows=50", None, "synthetic"),
+        (None, '[data]\ndata = "synthetic:rows=50"\n', "synthetic"),
+        (None, "[training]\nseed = 3\n", "pycode"),
+        ("glyphs", '[data]\ndata = "synthetic:rows=50"\n', "glyphs"),
+    ],
+)
+def test_the_preset_is_that_of_the_data_wherever_it_is_named(tmp_path, argument, written, preset):
+    file = None if written is None else tmp_path / "options.toml"
+    if file is not None:
+        file.write_text(written)
+    config = resolve_preset((file, {"batch_size": 7}), argument, instead={})
+    assert config.data.partition(":")[0] == preset
+    assert config.batch_size == 7
+    for name, value in PRESETS[preset].items():
+        assert name == "batch_size" or getattr(config, name) == value
+
+
+def test_data_of_ones_own_has_no_preset(tmp_path):
+    file = tmp_path / "options.toml"
+    file.write_text('[data]\ndata = "mine.npz"\n')
+    assert resolve_preset((file, {}), None, instead={}) == TrainConfig(data="mine.npz")
+    file.write_text("[data]\ndata = 5\n")
+    with pytest.raises(ValueError, match="data must be a string, found 5"):
+        resolve_preset((file, {}), None, instead={})
+    file.write_text("[training]\nseed = 7\n")
+    with pytest.raises(ValueError, match="seed is chosen by --seeds"):
+        resolve_preset((file, {}), None, instead={"seed": "--seeds"})

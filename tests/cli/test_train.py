@@ -61,3 +61,12 @@ def test_a_file_of_options(tmp_path):
     assert result.exit_code == 2
     assert "unknown key 'lerning_rate'" in result.stderr
     assert "did you mean 'learning_rate'" in result.stderr
+
+
+def test_a_comparison_of_data_that_a_file_names_has_its_preset(tmp_path):
+    file = tmp_path / "options.toml"
+    file.write_text(f'data = "{DATA}"\nsteps = 4\neval_samples = 4\ndevice = "cpu"\n')
+    result = call("compare", "--config", file, "--heads", "det", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "out" / "runs" / "det-seed0" / "config.json").read_text())
+    assert (config["head"]["rank"], config["training"]["batch_size"]) == (8, 1024)

@@ -56,3 +56,12 @@ def test_the_options_of_a_method_choose_it(tmp_path):
     assert json.loads((tmp_path / "o" / "tune.json").read_text())["method"] == "grid"
     wrong = invoke(*SMALL, "--trials", "3", "--held-out", "0.5", "--out", str(tmp_path / "p"))
     assert "held_out is for bilevel and gradient, found method = bayes" in wrong.stderr
+
+
+def test_data_that_a_file_names_has_its_preset(tmp_path):
+    file = tmp_path / "options.toml"
+    file.write_text(f'data = "{SMALL[0]}"\nsteps = 3\ntrain_samples = 2\neval_samples = 4\ndevice = "cpu"\n')
+    result = invoke("--config", str(file), "--method", "fixed", "--out", str(tmp_path / "o"))
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "o" / "trials" / "fixed" / "config.json").read_text())
+    assert (config["head"]["rank"], config["training"]["batch_size"]) == (8, 1024)

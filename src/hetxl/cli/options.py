@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from hetxl.training.config import TrainConfig, read_toml
+from hetxl.training.presets import preset_for
 
 CONFIG_HELP = "TOML file with options; flags go before it."
 
@@ -93,6 +94,20 @@ def resolve(
     if "epochs" in flags:
         values.pop("steps", None)
     return TrainConfig(**values)
+
+
+def resolve_preset(given: Given, data: str | None, *, instead: Mapping[str, str]) -> TrainConfig:
+    """As `resolve`, with the preset of built-in data beneath: of that given, else of the file's, else of pycode.
+
+    Args:
+        given: the file and the flags.
+        data: the argument.
+        instead: options that the command sets by itself, and by which flag; a file must not have them.
+    """
+    file = given[0]
+    if data is None:
+        data = "pycode" if file is None else read_toml(file).get("data", "pycode")
+    return resolve(given, preset_for(str(data)), instead=instead, data=data)  # what is no string is told there
 
 
 def _flag(field: dataclasses.Field, config: type) -> inspect.Parameter:

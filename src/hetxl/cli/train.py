@@ -6,8 +6,7 @@ import typer
 from rich.console import Console
 
 from hetxl.cli.errors import one_line_errors
-from hetxl.cli.options import Given, config_flags, resolve
-from hetxl.training.presets import preset_for
+from hetxl.cli.options import Given, config_flags, resolve, resolve_preset
 
 DATA = (
     "pycode, synthetic, words, glyphs or wordnet (options as in synthetic:noise=2), an array file or folder, pictures, "
@@ -57,8 +56,7 @@ def compare(
         from hetxl.report import as_rich, compare_table, find_runs, write_report
         from hetxl.training.compare import compare as run_comparison
 
-        chosen = data if data is not None or given[0] is not None else "pycode"
-        config = resolve(given, preset_for(chosen), instead=CHOSEN, data=chosen)
+        config = resolve_preset(given, data, instead=CHOSEN)
         names = tuple(name.strip() for name in heads.split(",") if name.strip())
         directory = run_comparison(config, heads=names, seeds=seeds_from(seeds), jobs=jobs)
         runs = find_runs([directory])

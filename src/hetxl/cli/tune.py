@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from hetxl.cli.errors import one_line_errors
-from hetxl.cli.options import Given, config_flags, resolve
+from hetxl.cli.options import Given, config_flags, resolve_preset
 from hetxl.cli.train import DATA
-from hetxl.training.presets import preset_for
 
 CHOSEN = {"temperature": "--method", "temperature_method": "--method", "temperature_held_out": "--held-out"}
 """Options of a training that the search sets, and by which flag."""
@@ -65,8 +64,7 @@ def tune(
         from hetxl.tuning.tune import recommended
         from hetxl.tuning.tune import tune as run_search
 
-        chosen = data if data is not None or given[0] is not None else "pycode"
-        config = resolve(given, preset_for(chosen), instead=CHOSEN, data=chosen)
+        config = resolve_preset(given, data, instead=CHOSEN)
         of_bayes = {"trials": trials, "parallel": parallel, "sampler": search_sampler, "storage": storage}
         of_methods = {name: value for name, value in of_bayes.items() if value is not None}
         if method != "auto" and trainings is not None:
