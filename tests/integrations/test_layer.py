@@ -167,9 +167,29 @@ def test_changed_values_are_refused_for_one_row_too():
     layer = HetXLLayer(nn.Linear(8, 5))
     with layer.capture() as captured:
         numbers = layer(FEATURES[:1])[:, 0]
-    for changed in (2 * numbers, numbers.tanh()):
+    for changed in (2 * numbers, numbers.tanh(), numbers.relu(), numbers.abs(), numbers * torch.nan, numbers / 0):
         with pytest.raises(ValueError, match="changes the values"):
             captured.rows(changed)
+
+
+@pytest.mark.parametrize("places", [2, 3, 4, 9, 49, 169, 196])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_averages_are_not_taken_for_the_row_in_the_middle(batch, places):
+    layer = HetXLLayer(nn.Linear(8, 5))
+    for shape, dim in (((batch, places, 8), 1), ((places, batch, 8), 0)):
+        with layer.capture() as captured:
+            numbers = layer(torch.randn(shape))
+        with pytest.raises(ValueError, match="changes the values"):
+            captured.rows_of(numbers.mean(dim), 5)
+
+
+def test_all_classes_are_looked_at():
+    layer = HetXLLayer(nn.Linear(8, 5))
+    with layer.capture() as captured:
+        numbers = layer(FEATURES)
+    assert torch.equal(captured.rows_of(numbers.clone(), 5), FEATURES)
+    with pytest.raises(ValueError, match="changes the values"):
+        captured.rows_of(numbers.masked_fill(torch.arange(5) == 2, -torch.inf), 5)
 
 
 def test_a_layer_with_other_classes_is_taken_over():

@@ -34,8 +34,8 @@ _HOOKS = (
 )
 
 _CHANGED = (
-    "the model changes the values that its converted layer returns (scaling, capping, rounding or averaging logits), "
-    "so the head's probabilities would not be the model's; name another layer= to convert"
+    "the model changes the values that its head returns (a softmax, scaling, capping, rounding or averaging), so the "
+    "head's probabilities would not be the model's; take that out of the model, or name another layer= to convert"
 )
 
 
@@ -44,7 +44,7 @@ class Captured:
 
     Inside `HeadLayer.capture()` the layer does no work: it keeps its features and returns each row's number in the
     place of its logits. Whatever a model does with rows afterwards, such as taking every sequence's last token, can be
-    read from the numbers that come out. Numbers are odd, so that one which is rounded, as in half precision, shows.
+    read from the numbers that come out, and `_numbers` makes them so that a change of them shows.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Captured:
         self.features = features
         rows = features.shape[:-1].numel()
         dtype = torch.float32 if rows <= _rows_of(torch.float32) else torch.float64
-        numbers = 2 * torch.arange(rows, dtype=dtype, device=features.device) + 1
+        numbers = _numbers(torch.arange(rows, device=features.device)).to(dtype)
         return numbers.reshape(*features.shape[:-1], 1).expand(*features.shape[:-1], num_classes)
 
     def rows(self, numbers: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ class Captured:
                 f"{_rows_of(numbers.dtype)} rows apart, and there are {len(flat)}; return it as float32, as it comes"
             )
         found = numbers.detach().double()
-        wanted = ((found - 1) / 2).round().long()
-        if wanted.numel() and not (
-            torch.equal(2 * wanted.double() + 1, found) and wanted.min() >= 0 and wanted.max() < len(flat)
-        ):
+        whole = -found.round().long()
+        odd = whole // (whole & -whole).clamp(min=1)  # the lowest bit of a number is its power of two
+        wanted = ((odd - 1) // 2).clamp(0, len(flat) - 1)
+        if not torch.equal(_numbers(wanted).double(), found):
             raise ValueError(_CHANGED)
         if wanted.numel() == len(flat) and torch.equal(wanted.flatten(), torch.arange(len(flat), device=wanted.device)):
             return flat.reshape(*numbers.shape, -1)
@@ -93,7 +93,8 @@ class Captured:
         # Sizes alone do not tell: a picture may be as wide as there are classes. A row has one number for all classes.
         for dim in places:
             numbers = outputs.select(dim, 0)
-            if torch.equal(numbers, outputs.select(dim, -1)):
+            # As the layer made them, all classes are one place in memory.
+            if outputs.stride(dim) == 0 or torch.equal(numbers.unsqueeze(dim).expand_as(outputs), outputs):
                 return self.rows(numbers)
         raise ValueError(_CHANGED)
 
@@ -104,8 +105,17 @@ class Captured:
         return self.features.reshape(-1, self.features.shape[-1])
 
 
+def _numbers(rows: Tensor) -> Tensor:
+    """Row r as −(2 r + 1)·2ᵉ, int64, with e of 0 to 4 by a hash of r.
+
+    Odd, so that one which is rounded, as in half precision, shows. Negative, so that a ReLU or a sigmoid does. By
+    powers of two that follow no rule, so that an average, which would be the middle one of evenly spaced numbers, does.
+    """
+    return -((2 * rows + 1) << (rows * 0x9E3779B1 >> 16) % 5)  # the golden ratio, as in Fibonacci hashing
+
+
 def _rows_of(dtype: torch.dtype) -> int:
-    """How many odd numbers, from 1 on, a floating-point dtype holds exactly: 128 in bfloat16."""
+    """How many of these numbers, from row 0 on, a floating-point dtype holds exactly: 128 in bfloat16."""
     return int(1 / torch.finfo(dtype).eps)
 
 
