@@ -179,6 +179,15 @@ def test_a_model_of_one_batch_size_is_refused():
     assert raised.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("end", [nn.Softmax(-1), nn.LogSoftmax(-1)])
+@pytest.mark.parametrize(("write", "name"), [(to_onnx, "model.onnx"), (to_torch, "model.pt2")])
+def test_a_model_that_changes_the_probabilities_is_refused(write, name, end, tmp_path):
+    model = hetxl.convert(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7), end), layer="2", rank=2)
+    with pytest.raises(ValueError, match="changes the values"):
+        write(exportable(model), tmp_path / name, torch.randn(2, 5))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_differences_that_are_found():
     features = torch.randn(3, 5)
 

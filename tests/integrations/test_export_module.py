@@ -242,6 +242,55 @@ def test_converted_models_of_transformers():
     assert isinstance(hetxl.revert(model).classifier, nn.Linear)  # the model itself is as it was
 
 
+class Changed(nn.Module):
+    """A head or a layer, and something that is done to what it returns."""
+
+    def __init__(self, change, last):
+        super().__init__()
+        self.last, self.change = last, change
+
+    def forward(self, inputs):
+        return self.change(self.last(inputs))
+
+
+@pytest.mark.parametrize("last", [lambda: small("het-xl"), lambda: hetxl.convert(nn.Linear(5, 7), rank=2)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.Softmax(-1),
+        nn.LogSoftmax(-1),
+        nn.Sigmoid(),
+        nn.ReLU(inplace=True),
+        lambda outputs: outputs / 2,
+        lambda outputs: outputs + outputs.new_tensor([0, 0, 1, 0, 0, 0, 0]),
+        lambda outputs: outputs.reshape(3, -1, 7).mean(0),
+    ],
+)
+def test_changed_outputs_are_refused(change, last):
+    module = exportable(Changed(change, last()))
+    for rows in (3, 6, 9):
+        with pytest.raises(ValueError, match=r"changes the values that its head returns \(a softmax"):
+            module.check(torch.randn(rows, 5))
+
+
+@pytest.mark.parametrize("change", [lambda outputs: outputs[-1:], lambda outputs: outputs.mT])
+def test_chosen_and_moved_outputs_are_let_through(change):
+    model, features = Changed(change, small("het-xl")), torch.randn(3, 5)
+    module = exportable(model)
+    module.check(features)
+    torch.testing.assert_close(module(features), change(expected(model.last, features, module)), rtol=0, atol=1e-6)
+
+
+def test_other_outputs_are_refused():
+    with pytest.raises(TypeError, match=r"must be a tensor or have \.logits, found dict"):
+        exportable(Changed(lambda outputs: {"out": outputs}, small("det"))).check(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="must have 7 classes last"):
+        exportable(Changed(lambda outputs: outputs[:, :3], small("det"))).check(torch.randn(3, 5))
+    pictures = hetxl.convert(nn.Sequential(nn.Conv2d(5, 7, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()), layer="0")
+    with pytest.raises(ValueError, match="changes the values"):
+        exportable(pictures).check(torch.randn(2, 5, 3, 3))
+
+
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [

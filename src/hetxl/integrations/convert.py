@@ -11,7 +11,7 @@ from hetxl.functional.targets import TargetsLike
 from hetxl.integrations.adapt import Adapted
 from hetxl.integrations.find import names_of, replace
 from hetxl.integrations.install import install
-from hetxl.integrations.layer import Captured, HeadLayer
+from hetxl.integrations.layer import HeadLayer, logits_of
 from hetxl.integrations.timm import TimmAdapter
 from hetxl.nn import HEADS, Prediction
 
@@ -154,14 +154,7 @@ def features_of(model: nn.Module, inputs: Any) -> Tensor:
             output = model(**inputs)
         else:
             output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    return _rows(captured, output, head)
-
-
-def _rows(captured: Captured, output: Any, head: HeadLayer) -> Tensor:
-    logits = getattr(output, "logits", output)
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"the model's output must be a tensor or have .logits, found {type(output).__name__}")
-    return captured.rows_of(logits, head.num_classes)
+    return captured.rows_of(logits_of(output), head.num_classes)
 
 
 def _check_unwrapped(model: nn.Module) -> None:

@@ -47,10 +47,11 @@ def export_program(module: Exportable, example_inputs: Inputs) -> ExportedProgra
 
     Returns:
         A program; `program.module()` is called as the module is. Its results were compared with those of the module for
-        two other batch sizes.
+        two other batch sizes. A model that changes what its head returns is refused.
     """
     _check_module(module)
     example = _tensors(example_inputs)
+    module.check(*example)
     rows = tuple(_rows(example, _traced(example)))
     batch = Dim("batch", min=1)
     try:

@@ -20,7 +20,7 @@ from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS
 from hetxl.integrations.adapt import Adapted
 from hetxl.integrations.find import find_head
-from hetxl.integrations.layer import HeadLayer
+from hetxl.integrations.layer import Capturing, HeadLayer, logits_of
 from hetxl.nn import Head
 
 BLOCK = 2**20
@@ -33,7 +33,7 @@ ROWS = 2**24
 """The basis of one example in logit space may have this many entries, 64 MiB; if it had more, samples are lifted."""
 
 
-class FixedNoiseHead(nn.Module):
+class FixedNoiseHead(Capturing, nn.Module):
     """A head that averages over the same noise for every example: features [..., D] → probabilities [..., K].
 
     Args:
@@ -60,6 +60,9 @@ class FixedNoiseHead(nn.Module):
         return self._rows(features)
 
     def _rows(self, features: Tensor) -> Tensor:
+        if self._captured is not None:
+            # With memory for every class, as probabilities have: a model may write to them in place.
+            return self._captured.stand_in(features, self.head.num_classes).contiguous()
         distribution = self.head.logit_distribution(features)
         temperature = self.head.temperature()
         if self.method == "deterministic":
@@ -153,8 +156,20 @@ class Exportable(nn.Module):
 
     def probabilities(self, *inputs: Tensor) -> Tensor:
         """Probabilities of all classes, [B, K] float32."""
-        found: Any = self.model(*inputs)
-        return found if isinstance(found, Tensor) else found.logits
+        return logits_of(self.model(*inputs))
+
+    @torch.no_grad()
+    def check(self, *inputs: Tensor) -> None:
+        """Raise for a model that computes with what its head returns, as by a softmax; rows may be chosen and moved.
+
+        The model does so to logits. Done to the probabilities that are here in their place, it is something else.
+
+        Args:
+            *inputs: [B, ...], as the model takes them.
+        """
+        with self.fixed.capture() as captured:
+            outputs = self.probabilities(*inputs)
+        captured.rows_of(outputs, self.fixed.head.num_classes)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Probabilities [B, K]; with top_k [B, k], most probable first, and their class ids [B, k] int64.
@@ -191,7 +206,8 @@ def exportable(
     so the same inputs always give the same probabilities.
 
     Args:
-        model: a head; `hetxl.training.model.Model`; or any module that contains one head and returns what that returns.
+        model: a head; `hetxl.training.model.Model`; or any module that contains one head and returns what that returns,
+            as it comes: exports refuse one that changes it, as by a softmax.
         method: as of `head.predict`: "mc", "deterministic", "mean_field", "probit" or "taylor". DET has no noise, and
             is "deterministic" whatever the method.
         num_samples: S, the head's `eval_samples` without.

@@ -42,8 +42,8 @@ _CHANGED = (
 class Captured:
     """What a layer was called with, and which of its rows a model's output is made of.
 
-    Inside `HeadLayer.capture()` the layer does no work: it keeps its features and returns each row's number in the
-    place of its logits. Whatever a model does with rows afterwards, such as taking every sequence's last token, can be
+    Inside `Capturing.capture()` the layer does no work: it keeps its features and returns each row's number in the
+    place of its outputs. Whatever a model does with rows afterwards, such as taking every sequence's last token, can be
     read from the numbers that come out, and `_numbers` makes them so that a change of them shows.
     """
 
@@ -54,8 +54,8 @@ class Captured:
         """Row numbers [..., K] for features [..., D], without memory for K."""
         if self.features is not None:
             raise ValueError(
-                "the converted layer was called twice in one pass of the model: its loss cannot be fused; "
-                "train with the model's output instead, as with the original layer"
+                "the head was called twice in one pass of the model: which rows are the model's cannot be told, for a "
+                "fused loss, a prediction or an export; train with the model's output instead, as with a linear layer"
             )
         self.features = features
         rows = features.shape[:-1].numel()
@@ -68,7 +68,7 @@ class Captured:
         flat = self._flat()
         if len(flat) > _rows_of(numbers.dtype):
             raise ValueError(
-                f"the model returns its converted layer's output as {numbers.dtype}, which tells only "
+                f"the model returns its head's output as {numbers.dtype}, which tells only "
                 f"{_rows_of(numbers.dtype)} rows apart, and there are {len(flat)}; return it as float32, as it comes"
             )
         found = numbers.detach().double()
@@ -87,7 +87,7 @@ class Captured:
         places = [dim for dim in reversed(range(outputs.dim())) if outputs.shape[dim] == num_classes]
         if not places:
             raise ValueError(
-                f"the model's output must have {num_classes} classes last, as its converted layer, "
+                f"the model's output must have {num_classes} classes last, as its head's, "
                 f"found shape {list(outputs.shape)}"
             )
         # Sizes alone do not tell: a picture may be as wide as there are classes. A row has one number for all classes.
@@ -101,7 +101,7 @@ class Captured:
     def _flat(self) -> Tensor:
         """The features of all rows, [*, D]."""
         if self.features is None:
-            raise ValueError("the model did not call its converted layer in this pass")
+            raise ValueError("the model did not call its head in this pass")
         return self.features.reshape(-1, self.features.shape[-1])
 
 
@@ -119,7 +119,35 @@ def _rows_of(dtype: torch.dtype) -> int:
     return int(1 / torch.finfo(dtype).eps)
 
 
-class HeadLayer(Head):
+class Capturing:
+    """Mixed into modules whose calls can be captured."""
+
+    _captured: Captured | None = None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a call is inside `capture()`."""
+        return self._captured is not None
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Captured]:
+        """Inside, the module keeps the features that it is called with, and returns their row numbers."""
+        self._captured = Captured()
+        try:
+            yield self._captured
+        finally:
+            self._captured = None
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor that a model returned, by itself or as the `.logits` of an object."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"the model's output must be a tensor or have .logits, found {type(output).__name__}")
+    return logits
+
+
+class HeadLayer(Capturing, Head):
     """A head in the place of an nn.Linear or a 1 × 1 nn.Conv2d; mixed into the four heads.
 
     Called with features alone it returns log-probabilities in the shape of the layer's output, [..., K], or
@@ -146,7 +174,6 @@ class HeadLayer(Head):
         self.take(layer)
         self.eval_method = eval_method
         self.convolution = isinstance(layer, nn.Conv2d)
-        self._captured: Captured | None = None
         self.train(layer.training)
         move_hooks(layer, self)
 
@@ -222,20 +249,6 @@ class HeadLayer(Head):
     def _over_temperature(self, logits: Tensor) -> Tensor:
         temperature = self.temperature()
         return logits if isinstance(temperature, float) and temperature == 1 else logits / temperature
-
-    @property
-    def capturing(self) -> bool:
-        """Whether a call is inside `capture()`."""
-        return self._captured is not None
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Captured]:
-        """Inside, the layer keeps the features that it is called with, and returns their row numbers."""
-        self._captured = Captured()
-        try:
-            yield self._captured
-        finally:
-            self._captured = None
 
     def layer(self, fold: bool = True) -> nn.Linear | nn.Conv2d:
         """The deterministic layer with these parameters, by reference.
