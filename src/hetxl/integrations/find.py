@@ -1,12 +1,12 @@
 """Which layer of a model classifies: the last linear one, unless there is doubt; and which of its modules is a head."""
 
-from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
+from hetxl.integrations.doubt import doubt, sizes
 from hetxl.nn import Head
 
 SHOWN = 8
@@ -57,22 +57,13 @@ def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Lin
         return _named(model, layer)
     if callable(getattr(model, "get_classifier", None)):
         return _own_choice(model, model.get_classifier(), "get_classifier()")  # pyright: ignore[reportCallIssue]
-    found = [(name, module) for name, module in model.named_modules() if is_convertible(module)]
+    found = _linear(model)
     if not found:
         raise ValueError(f"model {type(model).__name__} has no linear layer to convert{_refused(model)}")
-    name, last = found[-1]
-    rivals = [
-        other
-        for other, module in found[:-1]
-        if _beside(other, name) and _sizes(module)[0] == _sizes(last)[0] != _sizes(module)[1]
-    ]
-    if rivals:
-        raise ValueError(_ambiguous(model, [*rivals, name], "has several layers that start from as many features"))
-    if _repeats(model, name):
-        raise ValueError(
-            _ambiguous(model, [other for other, _ in found], "has linear layers inside repeated blocks only")
-        )
-    return last
+    doubted = doubt(model, found)
+    if doubted is not None:
+        raise ValueError(_ambiguous(model, *doubted))
+    return list(found.values())[-1]
 
 
 def find_head(module: nn.Module, name: str | None = None) -> Head:
@@ -113,7 +104,7 @@ def _named(model: nn.Module, layer: str | nn.Module) -> nn.Linear | nn.Conv2d:
     else:
         name, modules = layer, dict(model.named_modules(remove_duplicate=False))
         if layer not in modules:
-            raise ValueError(_ambiguous(model, list(_linear(model)), f"has no layer {layer!r}; its linear layers are"))
+            raise ValueError(_ambiguous(model, f"has no layer {layer!r}; its linear layers are", list(_linear(model))))
         module = modules[layer]
     if not is_convertible(module):
         reason = why_not(module) if isinstance(module, nn.Linear | nn.Conv2d) else None
@@ -144,44 +135,24 @@ def _own_choice(model: nn.Module, found: Any, where: str) -> nn.Linear | nn.Conv
         if reason is not None:
             raise ValueError(f"the classifier of {type(model).__name__} cannot be converted: {reason}")
     raise ValueError(
-        _ambiguous(model, list(_linear(model)), f"gives a {type(found).__name__} by {where}; its linear layers are")
+        _ambiguous(model, f"gives a {type(found).__name__} by {where}; its linear layers are", list(_linear(model)))
     )
 
 
-def _linear(model: nn.Module) -> Iterator[str]:
-    return (name for name, module in model.named_modules() if is_convertible(module))
-
-
-def _sizes(layer: nn.Module) -> tuple[int, int]:
-    weight: Any = layer.weight
-    return weight.shape[1], weight.shape[0]
+def _linear(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """The layers that can be converted, by name."""
+    return {name: module for name, module in model.named_modules() if is_convertible(module)}
 
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _beside(one: str, other: str) -> bool:
-    """Whether two names differ in one part, as head_a.fc and head_b.fc do."""
-    ours, theirs = one.split("."), other.split(".")
-    return len(ours) == len(theirs) and sum(a != b for a, b in zip(ours, theirs, strict=True)) == 1
-
-
-def _repeats(model: nn.Module, name: str) -> bool:
-    """Whether a layer is inside one of several blocks of a kind, as the last linear layer of a bare backbone is."""
-    parts = name.split(".")
-    for depth in range(1, len(parts)):
-        holder, block = (model.get_submodule(".".join(parts[:end])) for end in (depth - 1, depth))
-        if isinstance(holder, nn.Sequential | nn.ModuleList) and sum(type(o) is type(block) for o in holder) > 1:
-            return True
-    return False
-
-
-def _ambiguous(model: nn.Module, names: list[str], what: str) -> str:
+def _ambiguous(model: nn.Module, what: str, names: list[str]) -> str:
     modules = dict(model.named_modules())
     listed = []
     for name in names[-SHOWN:]:
-        features, classes = _sizes(modules[name])
+        features, classes = sizes(modules[name])
         listed.append(f"{name or '(the model itself)'} ({features:,} features, {classes:,} outputs)")
     more = f"… {len(names) - SHOWN} more, " if len(names) > SHOWN else ""
     example = next((name for name in reversed(names) if name), "head.fc")
