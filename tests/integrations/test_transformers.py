@@ -268,6 +268,25 @@ def test_several_labels_for_an_example():
         hetxl.convert(make("BertForSequenceClassification", problem_type="multi_label_classification"), link="softmax")
 
 
+def test_where_files_are_is_told_to_the_configuration_too(tmp_path, monkeypatch):
+    hetxl.convert(make("BertForSequenceClassification"), rank=2).save_pretrained(tmp_path / "sub")
+    seen, read = [], transformers.AutoConfig.from_pretrained
+
+    def spy(*args, **kwargs):
+        seen.append(kwargs)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", spy)
+    places = {"subfolder": "sub", "revision": "main", "token": "t", "cache_dir": str(tmp_path / "cache")}
+    places |= {"local_files_only": True, "force_download": False, "proxies": None}
+    model = from_pretrained(tmp_path, **places, output_attentions=True, dtype=torch.bfloat16)
+    assert seen == [places]
+    assert model.config.output_attentions
+    assert head_of(model).covariance.factor.dtype == torch.bfloat16
+    for config in (model.config, tmp_path / "sub", str(tmp_path / "sub")):
+        assert head_of(from_pretrained(tmp_path / "sub", config=config)).covariance.rank == 2
+
+
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [

@@ -17,15 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from hetxl.functional import IGNORE_INDEX
 from hetxl.integrations.adapt import Adapted, adapted_class, restored_options, stored_options
 from hetxl.integrations.find import replace
 from hetxl.integrations.install import install
 from hetxl.integrations.layer import HeadLayer, move_hooks
+from hetxl.integrations.transformers_loss import check_one_class, labels_loss
 
 TASKS = (
     "ForImageClassification",
@@ -40,6 +40,8 @@ TASKS = (
 """Endings of the classes whose outputs are one distribution over classes for each row of logits."""
 SHIFTED = ("ForCausalLM", "LMHeadModel")
 """Those whose row t is a prediction of label t + 1."""
+HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+"""Arguments of `from_pretrained` that say where files are, and so are the configuration's too."""
 
 
 class TransformersAdapter(Adapted):
@@ -70,9 +72,11 @@ class TransformersAdapter(Adapted):
             if config.problem_type == "regression" or config.num_labels == 1:
                 raise ValueError(f"model {name} has one output, a regression; classes need num_labels of 2 or more")
             several = config.problem_type == "multi_label_classification"
-            options.setdefault("link", "sigmoid" if several else "softmax")
-            if several != (options["link"] == "sigmoid") and config.problem_type is not None:
-                raise ValueError(f"link={options['link']!r} does not fit config.problem_type={config.problem_type!r}")
+            if several:
+                options.setdefault("link", "sigmoid")
+            link = options.get("link", "softmax")
+            if several != (link == "sigmoid") and config.problem_type is not None:
+                raise ValueError(f"link={link!r} does not fit config.problem_type={config.problem_type!r}")
         stored_options(options)
         return options
 
@@ -101,8 +105,11 @@ class TransformersAdapter(Adapted):
                 labels = moved
             elif labels is not None and shifted:
                 labels = F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+            chosen = "link" in self.hetxl_options or self.config.problem_type == "single_label_classification"
+            if labels is not None and not chosen:
+                check_one_class(labels, head.num_classes)
             logits = head(rows, rows=True) if labels is None or not self.training else None
-            loss = None if labels is None else _loss(head, rows, logits, labels.to(rows.device), count)
+            loss = None if labels is None else labels_loss(head, rows, logits, labels.to(rows.device), count)
             # Made anew: an output keeps its fields in the order in which they were set.
             fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
             output = type(output)(**fields | {"loss": loss, "logits": logits})
@@ -164,7 +171,11 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
         import transformers
     except ImportError:
         raise ImportError("models of transformers need it: pip install transformers accelerate") from None
-    config = kwargs.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
+    config = kwargs.get("config")
+    if config is None or isinstance(config, str | Path):
+        # Read for the class to make; that reads it again, with all that changes it.
+        places = {name: kwargs[name] for name in HUB if name in kwargs}
+        config = transformers.AutoConfig.from_pretrained(config or path, **places)
     if getattr(config, "hetxl", None) is None:
         raise ValueError(
             f"{path} was saved without a head of hetxl; load it with transformers, then hetxl.convert(model)"
@@ -174,31 +185,10 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     if base is None:
         raise ValueError(f"{path} holds a {name}, which this transformers does not know")
     made: Any = adapted_class(base, TransformersAdapter)
-    return made.from_pretrained(path, config=config, **kwargs)
+    return made.from_pretrained(path, **kwargs)
 
 
 def _head(model: nn.Module) -> HeadLayer:
     layer = model.get_submodule(model.hetxl_options["layer"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
     assert isinstance(layer, HeadLayer)
     return layer
-
-
-def _loss(head: HeadLayer, rows: Tensor, outputs: Tensor | None, labels: Tensor, count: Any) -> Tensor:
-    """The mean loss over the labels, or their sum over a count of them; from the outputs where those are there.
-
-    Args:
-        head: of the model.
-        rows: [..., D]
-        outputs: of the head for them, [..., K], or None.
-        labels: class ids [...], or [..., K] for the sigmoid link.
-        count: labels of all batches that a step accumulates; None for the mean.
-    """
-    reduction = "mean" if count is None else "sum"
-    if outputs is None:
-        total = head(rows, labels, rows=True, reduction=reduction)
-    elif head.link == "softmax":
-        total = F.cross_entropy(outputs.flatten(0, -2).float(), labels.flatten(), reduction=reduction)
-    else:
-        total = F.binary_cross_entropy_with_logits(outputs.float(), labels.float(), reduction="none").sum(-1)
-        total = total.mean() if count is None else total.sum()
-    return total if count is None else total / torch.as_tensor(count, device=total.device)
