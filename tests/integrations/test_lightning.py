@@ -95,6 +95,32 @@ def test_any_number_of_labels(tmp_path, form):
     assert found["val_nll"] == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.parametrize("shape", [(12,), (4, 3)])
+def test_class_probabilities(tmp_path, shape):
+    made = module(DetHead(D, K))
+    inputs, rows = torch.randn(*shape, D), (2 * torch.randn(*shape, K)).softmax(-1)
+    rows[0] = torch.eye(K)[1]
+    found = trainer(tmp_path).validate(made, whole((inputs, rows)), verbose=False)[0]
+    hard = trainer(tmp_path).validate(made, whole((inputs, rows.argmax(-1))), verbose=False)[0]
+    with torch.no_grad():
+        expected = float(made.head(made.backbone(inputs), rows))
+    assert found["val_nll"] == pytest.approx(expected, abs=1e-5)
+    assert {name: value for name, value in found.items() if name != "val_nll"} == {
+        name: value for name, value in hard.items() if name != "val_nll"
+    }
+
+
+def test_it_trains_on_class_probabilities(tmp_path):
+    (inputs, labels), (others, wanted) = examples(), examples(64, seed=1)
+    made, run = module(), trainer(tmp_path, max_epochs=4, callbacks=[HeadMonitor()])
+    smooth = [0.3 * torch.eye(K)[ids] + 0.7 / K for ids in (labels, wanted)]  # the label has less than half
+    run.fit(made, loader(inputs, smooth[0]), loader(others, smooth[1]))
+    found = logged(run)
+    assert found["val_precision@1"] > 0.7
+    assert found["calibration_error"] == pytest.approx(found["val_calibration_error"], abs=1e-6)
+    assert 1.61 < found["val_nll"] < 1.75  # their entropy is 1.618
+
+
 def test_tokens(tmp_path):
     made = module(DetHead(D, K))
     inputs, labels = torch.randn(4, 5, D), torch.randint(K, (4, 5))

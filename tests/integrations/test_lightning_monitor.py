@@ -97,6 +97,15 @@ def test_calibration_of_a_head_with_noise(tmp_path, step):
     assert found["calibration_error"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("step", ["loss", "outputs"])
+def test_calibration_with_class_probabilities(tmp_path, step):
+    module = Plain(step, DetHead(D, K, temperature=0.2))
+    inputs, labels = examples(64, seed=1)
+    run = trainer(tmp_path, callbacks=[HeadMonitor()])
+    run.validate(module, loader(inputs, 0.3 * torch.eye(K)[labels] + 0.7 / K), verbose=False)
+    assert logged(run)["calibration_error"] == pytest.approx(calibration_of(module, inputs, labels), abs=1e-6)
+
+
 @pytest.mark.parametrize("step", ["loss", "outputs", "predict"])
 def test_calibration_with_any_number_of_labels(tmp_path, step):
     module = Plain(step, DetHead(D, K, link="sigmoid"))

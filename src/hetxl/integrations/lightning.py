@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from hetxl.evaluation import RecordsBuilder
-from hetxl.functional import LabelLists
-from hetxl.functional.targets import TargetsLike
+from hetxl.functional import LabelLists, check_targets
+from hetxl.functional.targets import Targets
 from hetxl.integrations.lightning_metrics import CalibrationError, draws, noise_scale, pl, torchmetrics
 from hetxl.integrations.lightning_monitor import HeadMonitor
 from hetxl.nn import Head
@@ -31,7 +31,8 @@ class HetXLModule(pl.LightningModule):
 
     Batches are pairs of inputs [B, ...] and targets as heads take them; for predictions inputs alone will do. It logs
     `train_loss`, and with the prefix `val_` or `test_`: `nll`, `precision@1`, `precision@5` and `calibration_error`.
-    Draws in evaluation are the same each time, whatever was drawn before.
+    Draws in evaluation are the same each time, whatever was drawn before. Where targets are probabilities of classes
+    (softmax, [..., K]), `nll` is the cross-entropy with them, as in training; the others ask for the likeliest class.
 
     Args:
         backbone: inputs to features [..., D].
@@ -158,8 +159,10 @@ class HetXLModule(pl.LightningModule):
         features = self.backbone(inputs)
         rows = features.reshape(-1, features.shape[-1])
         prediction = self.head.predict(rows, generator=draws(self.device, batch_idx))
+        checked = check_targets(targets, features.shape[:-1], self.head.num_classes, self.head.link)
+        labels, soft = _of_rows(checked, self.head.link)
         builder = RecordsBuilder(self.head.link)
-        builder.add(prediction, _of_rows(targets, features.shape[:-1]), np.arange(len(rows)))
+        builder.add(prediction, labels, np.arange(len(rows)))
         records = builder.build()
 
         def add(name: str, *values: np.ndarray) -> None:
@@ -170,16 +173,23 @@ class HetXLModule(pl.LightningModule):
                 score.update(*tensors)
             self.log(f"{stage}_{name}", score, on_step=False, on_epoch=True)
 
-        add("nll", -records.log_prob)
+        if soft is None:
+            add("nll", -records.log_prob)
+        else:
+            add("nll", -(soft * prediction.log_probs.float()).sum(-1).cpu().numpy())
         add("precision@1", records.rank < 1)
         add("precision@5", records.rank < 5)
         add("calibration_error", records.confidence, records.hit)
 
 
-def _of_rows(targets: TargetsLike, batch_shape: torch.Size) -> Any:
-    """Targets of any leading shape as those of rows: ids [n], or lists of labels."""
-    if not isinstance(targets, Tensor) or targets.is_sparse:
-        return targets if isinstance(targets, Tensor | LabelLists) else LabelLists.from_lists(targets)
-    if targets.shape == batch_shape:
-        return targets.reshape(-1)
-    return LabelLists.from_sparse(targets.reshape(-1, targets.shape[-1]).to_sparse())
+def _of_rows(targets: Targets, link: str) -> tuple[Tensor | LabelLists, Tensor | None]:
+    """Targets of any leading shape as those of rows: ids [n] or lists; beside ids class probabilities [n, K], if so."""
+    if targets.ids is not None:
+        return targets.ids.reshape(-1), None
+    if targets.dense is None:
+        assert targets.lists is not None
+        return targets.lists, None
+    dense = targets.dense.reshape(-1, targets.dense.shape[-1])
+    if link == "softmax":
+        return dense.argmax(-1), dense
+    return LabelLists.from_sparse(dense.to_sparse()), None

@@ -35,7 +35,8 @@ class HeadMonitor(pl.Callback):
         every_n_steps: between values of τ and the noise scale; None for the Trainer's `log_every_n_steps`.
         calibration: whether to log it.
         targets: takes a validation batch and gives its targets; None to take those that the head is called with, or
-            else the second part of a tuple, or "labels" or "targets" of a dict.
+            else the second part of a tuple, or "labels" or "targets" of a dict. Of class probabilities the likeliest
+            class is meant, and of labels between 0 and 1, sigmoid, those of at least 0.5.
         prefix: in front of the three names.
     """
 
@@ -205,6 +206,8 @@ class HeadMonitor(pl.Callback):
         if checked.ids is not None:
             counted = checked.ids != IGNORE_INDEX
             return confidence[counted], (labels == checked.ids)[counted]
+        if checked.dense is not None and head.link == "softmax":
+            return confidence.flatten(), (labels == checked.dense.argmax(-1)).flatten()
         rows = checked.dense if checked.lists is None else checked.lists.dense(head.num_classes)
         assert rows is not None
         hit = rows.reshape(-1, head.num_classes).gather(1, labels.reshape(-1, 1)) >= 0.5
