@@ -41,6 +41,7 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path):
         (["train", DATA, "--batch-size", "0"], "batch_size must be at least 1"),
         (["compare", DATA, "--seeds", "x"], "--seeds must be a number"),
         (["compare", DATA, "--heads", "dte"], "did you mean 'det'"),
+        (["compare", DATA, "--heads", ""], "heads must name at least one of det, "),
         (["train", DATA, "--config", "none.toml"], "no such file"),
         (["train", "synthetic:rows=600,clases=6"], "classes"),
     ],

@@ -10,7 +10,7 @@ from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
 from hetxl.training.rescale import SCALED, SCALED_XL
 from hetxl.training.run import load_run
-from support.training import small
+from support.training import DATA, small
 
 SMALL = TrainConfig(
     data="synthetic:rows=1200,classes=10,features=5",
@@ -81,6 +81,18 @@ def test_bad_requests(tmp_path):
         compare(SMALL, heads=("het-lx",))
     with pytest.raises(ValueError, match="seeds must be different"):
         compare(SMALL, seeds=(1, 1))
+    with pytest.raises(ValueError, match=r"heads must name at least one of det, det-smoothed, .*, found none"):
+        compare(SMALL, heads=())
+
+
+@pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"data": f"{DATA},multi_label=true"}])
+def test_labels_are_not_smoothed_for_the_sigmoid_link(tmp_path, options):
+    config, quiet = small(tmp_path / "out", **options), Narrator(quiet=True)
+    with pytest.raises(ValueError, match="another than det-smoothed: labels are not smoothed for the sigmoid link"):
+        compare(config, heads=("det-smoothed",), narrator=quiet)
+    assert not (tmp_path / "out").exists()
+    compare(config, heads=("det", "det-smoothed"), narrator=quiet)
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["heads"] == ["DET", SCALED]
 
 
 def test_a_temperature_that_followed_the_validation_loss_can_be_fitted_too(tmp_path):

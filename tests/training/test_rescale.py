@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +97,15 @@ def test_how_tables_call_it(of_files, tmp_path):
     assert twice.path == tmp_path / "once-scaled"
     for run in (scaled, twice):
         assert json.loads((run.path / "result.json").read_text())["label"] == SCALED_XL
+
+
+def test_the_run_where_one_is(run, tmp_path, monkeypatch):
+    copied = tmp_path / "mine"
+    shutil.copytree(run.path, copied)
+    monkeypatch.chdir(copied)
+    scaled = rescale_run(".", noise=False, narrator=QUIET)
+    assert scaled.path == tmp_path / "mine-scaled"
+    assert json.loads((scaled.path / "result.json").read_text())["derived_from"] == "mine"
 
 
 def test_what_cannot_be_rescaled(run, tmp_path):

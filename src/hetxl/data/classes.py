@@ -166,7 +166,7 @@ def _read_as_ids(raw: Mapping[str, RawLabels], distinct: Mapping[str, np.ndarray
 
 def _name_values(labels: RawLabels, values: np.ndarray, known: Sequence[str] | None, as_ids: bool) -> list[str]:
     """What each of the different values of a split is called."""
-    numbers = values.tolist()
+    numbers: list[int] = values.tolist()
     if labels.names is not None:
         names = [labels.names[value] for value in numbers]
         if not as_ids:

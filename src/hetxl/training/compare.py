@@ -64,13 +64,15 @@ def compare(
     check_jobs(jobs)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare runs in one process; start single runs of several with torchrun … hetxl train")
+    if not heads:
+        raise ValueError(f"heads must name at least one of {', '.join(VARIANTS)}, found none")
     for name in heads:
         one_of("heads", name, VARIANTS)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
     name = Path(config.data.split(":")[0]).stem or "data"
     directory = Path("runs") / f"compare-{name}" if config.out is None else Path(config.out)
-    wanted = [VARIANTS[head] for head in heads]
+    wanted = _taking_part(heads, config.link)
     runs = {(variant.name, seed): _config_of(config, variant, seed, directory) for seed in seeds for variant in wanted}
     scaled = [_scaled_place(directory, head, seed) for seed in seeds for head in SCALABLE if head in heads]
     places = [Path(str(one.out)) for one in runs.values()] + scaled
@@ -80,8 +82,7 @@ def compare(
         narrator.say(f"{directory} is done already; remove it, or choose another --out, to run again")
         return directory
     dataset = open_data(config)
-    if link_of(config, dataset) == "sigmoid":
-        wanted = [variant for variant in wanted if variant.name != "det-smoothed"]
+    wanted = _taking_part(heads, link_of(config, dataset))
     description = describe(dataset)
     narrator.console.print(description)
     total = len(wanted) * len(seeds)
@@ -104,6 +105,17 @@ def compare(
     spent = sum(read_json(place / "result.json").get("train_seconds") or 0 for place in places if _finished(place))
     narrator.say(f"Trained for {duration(spent)} in all")
     return directory
+
+
+def _taking_part(heads: tuple[str, ...], link: str) -> list[Variant]:
+    """Those of the heads that a link has: labels are smoothed for the softmax alone."""
+    wanted = [VARIANTS[head] for head in heads if link != "sigmoid" or head != "det-smoothed"]
+    if not wanted:
+        raise ValueError(
+            "heads must name another than det-smoothed: labels are not smoothed for the sigmoid link, which is that of "
+            "data with several labels in a row"
+        )
+    return wanted
 
 
 def _finished(place: Path) -> bool:

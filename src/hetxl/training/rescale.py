@@ -126,7 +126,7 @@ def rescale_run(
         device: where to compute.
         narrator: tells the result.
     """
-    run = open_run(Path(directory))
+    run = open_run(Path(directory).resolve())  # the name of "." is that of the folder
     if not run.finished:
         raise ValueError(f"{run.path} has not ended; give the command again that trained it, and rescale it then")
     place = run.path.with_name(f"{run.path.name}-scaled") if out is None else out
