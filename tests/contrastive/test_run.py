@@ -38,6 +38,7 @@ def test_saved_and_read(tmp_path):
 def test_taken_up_with_the_same_options_only(tmp_path):
     start_run(small("x"), tmp_path)
     start_run(small("x", log_every=3, workers=1), tmp_path)  # these change nothing
+    (tmp_path / "log.jsonl").touch()
     with pytest.raises(ValueError, match=r"holds a run with other options .*seed 0 there, 1 here"):
         start_run(small("x", seed=1), tmp_path)
 

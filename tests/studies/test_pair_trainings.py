@@ -30,6 +30,7 @@ def test_another_run_under_its_name_is_an_error(tmp_path):
     training.check(tmp_path)  # nothing there
     (tmp_path / "config.json").write_text(json.dumps(training.config.to_dict()))
     training.check(tmp_path)
+    (tmp_path / "log.jsonl").touch()
     other = PairBench("icons", {"steps": 4}).training("det-swap20", 3)
     with pytest.raises(ValueError, match=r"holds a run with other options \(steps 3 there, 4 here\)"):
         other.check(tmp_path)
