@@ -78,29 +78,33 @@ def test_work_under_way_ends_with_the_one_who_asks(tmp_path, by):
     script = tmp_path / "script.py"
     places = [str(tmp_path / name) for name in ("one", "two", "three")]
     script.write_text(
+        "import signal\n"
         "from test_worker import sleeping\n"
         "from hetxl.training.parallel import each\n"
-        f"if __name__ == '__main__':\n    list(each(sleeping, {places}, jobs=2))\n"
+        "if __name__ == '__main__':\n"
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"    list(each(sleeping, {places}, jobs=2))\n"
     )
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    asking = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": paths},
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        notes = [Path(place) for place in places[:2]]
-        until(lambda: asking.poll() is not None or all(note.exists() and note.read_text() for note in notes))
-        workers = [int(note.read_text()) for note in notes]
-        assert all(map(running, workers))
-        os.killpg(asking.pid, signal.SIGINT) if by == "Ctrl-C" else asking.kill()  # Ctrl-C is for all of a terminal
-        _, told = asking.communicate(timeout=30)
-        until(lambda: not any(map(running, workers)))
-    finally:
-        asking.kill()
-        asking.wait()
+    ) as asking:
+        try:
+            notes = [Path(place) for place in places[:2]]
+            until(lambda: asking.poll() is not None or all(note.exists() and note.read_text() for note in notes))
+            workers = [int(note.read_text()) for note in notes]
+            assert all(map(running, workers))
+            # Ctrl-C is for all of a terminal.
+            os.killpg(asking.pid, signal.SIGINT) if by == "Ctrl-C" else asking.kill()
+            _, told = asking.communicate(timeout=30)
+            until(lambda: not any(map(running, workers)))
+        finally:
+            asking.kill()
     assert asking.returncode != 0
     assert told.count("Traceback") == (by == "Ctrl-C")  # its own, and none of its workers'
     assert not Path(places[2]).exists()
