@@ -25,3 +25,5 @@ def test_products_keep_their_precision():
         assert (one @ one).dtype == torch.bfloat16
         with without_autocast(one.device):
             assert (one @ one).dtype == torch.float32
+    with without_autocast(torch.device("meta")):  # which has no autocast
+        assert (one.to("meta") @ one.to("meta")).is_meta

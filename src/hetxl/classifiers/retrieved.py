@@ -16,6 +16,7 @@ from hetxl.functional._compile import not_compiled
 from hetxl.functional.engine.inputs import gather_inputs
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.predict import joined
+from hetxl.functional.precision import without_autocast
 from hetxl.nn.noisy import NoisyFeatures
 
 
@@ -111,7 +112,7 @@ class RetrievedClassifier(LinearClassifier):
         Args:
             features: [..., D] such as will be searched for, which the index is tuned on; rows of W with noise without.
         """
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight.device):
             self._index.clear()
             self._index.build(self.weight, self.bias, self._queries(features))
 
@@ -125,7 +126,7 @@ class RetrievedClassifier(LinearClassifier):
         if integer_at_least("k", k, 1) > self.num_classes:
             raise ValueError(f"k must be at most the number of classes, {self.num_classes}, found {k}")
         queries = self._queries(features)
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight.device):
             self._index.follow(self.weight, self.bias, queries, strictly=not self.training)
             return self._index.recall(self.weight, self.bias, queries, k, thorough=True)
 
@@ -174,7 +175,7 @@ class RetrievedClassifier(LinearClassifier):
             distribution, z = distribution.without_noise(), None
         inputs = gather_inputs(distribution, z, noisy.temperature)
         assert inputs.features is not None
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight.device):
             summary = predict_among(
                 inputs,
                 self._candidates(inputs.features, candidates),
@@ -195,7 +196,7 @@ class RetrievedClassifier(LinearClassifier):
         """Ids [n, k] of the classes of the largest mean logits, those first; −1 where the index finds fewer."""
         queries = self._queries(features)
         strictly = not self.training
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight.device):
             self._index.follow(self.weight, self.bias, queries, strictly=strictly)
             return self._index.search(self.weight, self.bias, queries, k, thorough=thorough or strictly)[1]
 

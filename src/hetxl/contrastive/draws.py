@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hetxl.contrastive.once import first_order
 from hetxl.functional.noise import residual_scale
+from hetxl.functional.precision import without_autocast
 
 BLOCK = 256
 """Examples whose factors exist at a time."""
@@ -119,7 +120,7 @@ class _AddNoise(torch.autograd.Function):
         lengths = _lengths(x) if form.unit else None
         keeps = form.unit and residual_weight is not None and any(ctx.needs_input_grad)
         kept = torch.empty_like(x) if keeps else None
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             out = x.new_empty(len(x), z.shape[1], x.shape[1])
             mixing, own = z[..., : form.rank], z[..., form.rank :]
             buffer = form.buffer(x)
@@ -156,7 +157,7 @@ class _AddNoise(torch.autograd.Function):
         of_weight, of_bias, of_residual, of_residual_bias = sums = [
             torch.zeros_like(each) if need else None for each, need in zip(like, ctx.needs_input_grad[2:6], strict=True)
         ]
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             buffer = form.buffer(x)
             for part, whole_groups in form.parts(len(x)):
                 base, of_base, of_raw = _base(x, lengths, part), _at(of_x, part), None

@@ -1,5 +1,8 @@
 """In which precision sums are formed."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ def accumulate(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def without_autocast(device: torch.device) -> torch.autocast:
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """While it lasts products have the precision of what is multiplied."""
-    return torch.autocast(device.type, enabled=False)
+    # The meta device, for one, has no autocast.
+    return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()

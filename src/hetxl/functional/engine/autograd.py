@@ -6,7 +6,6 @@ for gradients of gradients, all of them hand over to the plain evaluation, which
 """
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from hetxl.functional.engine.labels import LabelBlocks
 from hetxl.functional.engine.plan import Plan
 from hetxl.functional.engine.sigmoid import MeanSigmoid
 from hetxl.functional.links import Link
+from hetxl.functional.precision import without_autocast
 from hetxl.functional.targets import Targets
 from hetxl.functional.weighting import Weights, known_ids
 
@@ -238,8 +238,7 @@ class Fused(torch.autograd.Function):
 
 def _plain_precision(job: Job) -> Any:
     """The job has chosen the precision of its products: autocast must not choose again."""
-    device = job.inputs.temperature.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return without_autocast(job.inputs.temperature.device)
 
 
 def _differentiable_gradients(
