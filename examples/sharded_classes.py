@@ -27,6 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from hetxl import HetXLHead
 from hetxl.classifiers.sharded import ShardedClassifier
 from hetxl.data.synthetic import FeatureSplit, load_synthetic
+from hetxl.training.distributed import leave
 
 B, D, K = 128, 16, 30
 
@@ -116,7 +117,7 @@ def main(after_step: Callable[[int], None] = lambda step: None) -> None:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         train(mesh, out, options.steps, options.every, after_step)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from hetxl.data.synthetic import FeatureSplit
 from hetxl.evaluation import evaluate, summarise
 from hetxl.functional import LabelLists
 from hetxl.integrations.lightning import HeadMonitor, HetXLModule
+from hetxl.training.distributed import leave
 from support.lightning_runs import QUIET, D, K, backbone, examples, loader, logged, trainer, whole
 
 pytestmark = QUIET
@@ -246,7 +247,7 @@ def two_processes(rank, folder):
     run = trainer(folder, devices=2, strategy="ddp", callbacks=[HeadMonitor()])
     run.fit(made, loader(*examples()), loader(inputs, labels, batch_size=8))
     torch.save({"logged": logged(run), "steps": run.global_step, "state": made.state_dict()}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 # Python 3.12 warns of threads; the new processes use none of them.

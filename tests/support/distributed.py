@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from hetxl.training.distributed import leave
 from support.cases import LINKS, VARIANTS, make, normals, targets_for
 
 RANKS = 2
@@ -78,7 +79,7 @@ def _enter(rank: int, worker: Callable[[int], Any], folder: str) -> None:
     try:
         torch.save(worker(rank), f"{folder}/rank{rank}.pt")
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 def _half(rank: int) -> slice:

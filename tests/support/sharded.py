@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from hetxl.classifiers.sharded import ShardedClassifier
 from hetxl.functional import LabelLists
+from hetxl.training.distributed import leave
 from support.cases import make, normals
 from support.distributed import gradients
 from support.killed_rank import load_example
@@ -140,7 +141,7 @@ def _enter(
         "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
     )
     torch.save(worker(rank, ranks, *args), place)
-    dist.destroy_process_group()
+    leave()
 
 
 def everything(rank: int, ranks: int, folder: Path) -> dict[str, Any]:

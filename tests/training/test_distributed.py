@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hetxl.training.log import read_log
 from hetxl.training.progress import Narrator
 from hetxl.training.train import train
 
+SUPPORT = Path(__file__).parents[1] / "support"
 OPTIONS = {
     "data": "synthetic:rows=1000,classes=10,features=5",
     "backbone": "mlp",
@@ -38,25 +40,20 @@ def flags(options):
     return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def torchrun(*program):
+    """Run a program in two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *program]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("head", ["het-xl", pytest.param("het-h", marks=pytest.mark.slow)])
 def test_two_processes_train_like_one(tmp_path, head):
     given = OPTIONS | {"head": head}
     one = train(TrainConfig(**given, accumulate=4, out=str(tmp_path / "one")), narrator=Narrator(quiet=True))
     data = given.pop("data")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--standalone",
-        "-m",
-        "hetxl.cli",
-    ]
-    command += ["train", data, *flags(given), "--accumulate", "2", "--out", str(tmp_path / "two")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    torchrun("-m", "hetxl.cli", "train", data, *flags(given), "--accumulate=2", f"--out={tmp_path / 'two'}")
     first, second = load_file(one.path / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
     assert first.keys() == second.keys()
     for name, value in first.items():
@@ -67,6 +64,10 @@ def test_two_processes_train_like_one(tmp_path, head):
               for run in ("one", "two")]  # fmt: skip
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert len(losses[0]) == 4
+
+
+def test_a_program_ends_well_while_something_still_refers_to_its_group():
+    torchrun(str(SUPPORT / "leaving.py"))
 
 
 def test_one_process_needs_nothing():

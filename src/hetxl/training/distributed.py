@@ -1,6 +1,7 @@
 """Several processes, as started by torchrun; one process needs nothing."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,4 +81,16 @@ def world(device: str) -> Iterator[World]:
         yield World(place, dist.get_rank(), dist.get_world_size())
     finally:
         if started:
-            dist.destroy_process_group()
+            leave()
+
+
+def leave() -> None:
+    """End the process group, as the last thing that a program does with it.
+
+    This is dist.destroy_process_group(), and a moment for the threads of gloo. They let go of the last tensors only
+    after the collective has returned, and need the interpreter for it: a thread that finds it gone ends the process by
+    SIGABRT, with all work done, and torchrun starts everything again. Threads are joined with the last reference to
+    their group, and the caches of DTensor, so of FSDP2 too, keep theirs for ever.
+    """
+    dist.destroy_process_group()
+    time.sleep(0.1)
