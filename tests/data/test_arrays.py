@@ -138,6 +138,36 @@ def test_the_split_column_of_a_parquet_file(tmp_path, lists):
     assert isinstance(dataset.splits["test"].stored.array, np.memmap)
 
 
+def test_the_splits_of_a_npz_file(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, features=FEATURES, labels=LABELS, split=SPLIT_COLUMN)
+    dataset = load_arrays(path)
+    assert dataset.notes == ()
+    for name, split in dataset.splits.items():
+        rows = np.flatnonzero(np.isin(np.arange(N) % 4, PLACES[name]))
+        np.testing.assert_array_equal(split.fetch(np.arange(len(split))).inputs, FEATURES[rows])
+        assert split.labels.take(np.arange(len(rows))).tolist() == LABELS[rows].tolist()
+    assert list(read_parts(path, split_column=False).by_split) == [""]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"split": ["train"] * 39}, r"'split' of .*a.npz must be 40 strings .* found <U5 of shape \[39\]"),
+        ({"split": np.arange(N) % 3}, r"must be 40 strings .*, found int64 .* keys of its own, as train_features"),
+        ({"split": ["train"] * 39 + ["tset"]}, r"a.npz, row 40 .* has the split 'tset'"),
+        (
+            {"split": SPLIT_COLUMN, "val_features": FEATURES, "val_labels": LABELS},
+            r"'split' of .* names rows as 'validation', and .*a.npz has others of that name",
+        ),
+    ],
+)
+def test_bad_splits_of_a_npz_file(tmp_path, given, message):
+    np.savez(tmp_path / "a.npz", features=FEATURES, labels=LABELS, **given)
+    with pytest.raises(ValueError, match=message):
+        load_arrays(tmp_path / "a.npz")
+
+
 def test_splits_that_a_column_does_not_have_are_drawn_from_its_training_rows(tmp_path):
     path = with_splits(tmp_path / "a.parquet", ["test"] * 10 + ["train"] * 30, labels=LABELS)
     dataset = load_arrays(path, cache=tmp_path / "cache")

@@ -66,7 +66,7 @@ def test_a_manifest(tmp_path, suffix):
             "image": f"shapes/{path.name}",
             "Caption": f"{path.stem},  quoted",
             "split": "val" if path.stem.endswith("1") else "train",
-            "category": path.stem.split("-")[0],
+            "category": path.stem.split("-")[0] + " " * int(path.stem.endswith("1")),
         }
         for path in sorted(root.glob("*.png"))
     ]

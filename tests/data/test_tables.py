@@ -77,6 +77,12 @@ def test_spaces_around_the_labels_of_a_csv_are_none_of_theirs(tmp_path):
     assert plain(read_labels(tmp_path / "a.csv")) == [["cat"], ["cat"], ["cat", "dog"]]
 
 
+def test_spaces_before_the_fields_of_a_csv_are_none_of_theirs(tmp_path):
+    (tmp_path / "a.csv").write_text('label, path\ncat, a b.png\ndog, "c, d.png"\neel," e.png"\n')
+    assert table_columns(tmp_path / "a.csv") == ["label", "path"]
+    assert list(table_rows(tmp_path / "a.csv", ["path"])) == [["a b.png"], ["c, d.png"], [" e.png"]]
+
+
 def test_a_csv_of_one_column_needs_no_header(tmp_path):
     (tmp_path / "a.csv").write_text("cat\n\ndog\n")
     assert plain(read_labels(tmp_path / "a.csv")) == ["cat", "dog"]

@@ -76,6 +76,14 @@ def test_a_finished_comparison_is_not_run_again(directory, capsys):
     assert "is done already" in capsys.readouterr().err
 
 
+def test_a_finished_comparison_of_several_labels_is_not_run_again(tmp_path, capsys):
+    config = small(data=f"{DATA},multi_label=true", out=str(tmp_path / "out"))
+    for _ in range(2):
+        compare(config, heads=("det", "det-smoothed"), seeds=(0,))
+        told = capsys.readouterr().err
+    assert "is done already" in told
+
+
 def test_bad_requests(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'het-xl'"):
         compare(SMALL, heads=("het-lx",))

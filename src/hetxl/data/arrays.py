@@ -4,23 +4,24 @@
 | --- | --- |
 | `DATA.npz`, `DATA.safetensors` | `features` (or `embeddings`, `x`) [n, D] and `labels` (or `targets`, `y`) [n] |
 | – with several labels in a row | `labels` [m] and `label_offsets` [n + 1], where each row's begin and the last end |
-| – with splits | the same keys after `train_`, `validation_` (or `val_`) and `test_` |
+| – with splits | the same keys after `train_`, `validation_` (or `val_`) and `test_`; or, in a .npz, `split` [n] |
 | – with class names | `class_names` [K] strings; in safetensors a JSON list under that key of the metadata |
 | `DATA.npy` with `labels=` | [n, D], and a label file; without `labels=`, `DATA_labels.npy` (or .txt, …) beside it |
 | `DATA.parquet` | a column `features` (or …) of equally long lists, and `labels` (or …) of labels or lists; |
-| | and, where rows have one, `split`: train, validation (or `val`, `valid`, `dev`) or test |
+| | and, where rows have one, `split` |
 | a folder | `features.npy` and `labels.npy`; or by split `train.npy` and `train_labels.npy`, or `train.npz`, …; |
 | | `class_names.txt` or `.npy` where ids have names |
 
-Label files (.npy, .txt, .csv, .jsonl, .parquet) are those of `hetxl.data.tables.read_labels`. Labels are ids (any whole
-numbers from 0 on) or names. Features are float16, float32, float64 or (safetensors) bfloat16, and arrive as float32.
+`split` says train, validation (or `val`, `valid`, `dev`) or test. Label files (.npy, .txt, .csv, .jsonl, .parquet) are
+those of `hetxl.data.tables.read_labels`. Labels are ids (any whole numbers from 0 on) or names. Features are float16,
+float32, float64 or (safetensors) bfloat16, and arrive as float32.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -159,7 +160,7 @@ def read_parts(
         path: of a file or a folder, in one of the forms of this module.
         labels: the labels of a .npy file of features.
         cache: folder for arrays made of parquet files.
-        split_column: whether a parquet file's column of splits parts its rows; otherwise it is not looked at.
+        split_column: whether `split` of a file parts its rows; otherwise it is not looked at.
     """
     suffix = path.suffix.lower()
     if labels is not None and (path.is_dir() or suffix != ".npy"):
@@ -170,7 +171,7 @@ def read_parts(
         return Parts({UNSPLIT: _read_npy(path, labels)})
     if suffix == ".parquet":
         return Parts(_read_parquet(path, cache, split_column))
-    return _read_container(path)
+    return _read_container(path, split_column)
 
 
 def choose_part(parts: Parts, path: Path, split: str) -> Part:
@@ -260,22 +261,23 @@ def _read_parquet(path: Path, cache: Path | None, split_column: bool) -> dict[st
     split = find_column(columns, SPLIT_COLUMNS) if split_column else None
     if split is None:
         return {UNSPLIT: whole}
-    return {
-        name: Part(whole.features, None if raw is None else raw.subset(rows), rows)
-        for name, rows in _rows_by_split(path, split).items()
-    }
+    with closing(counted(table_rows(path, [split]), f"Reading {path}")) as rows:
+        return _split_up(whole, path, (value for (value,) in rows))
 
 
-def _rows_by_split(path: Path, column: str) -> dict[str, np.ndarray]:
-    """The rows of each split that a column names, in ascending order."""
-    with closing(counted(table_rows(path, [column]), f"Reading {path}")) as rows:
-        places = (SPLITS.index(split_name(path, value, number)) for number, (value,) in enumerate(rows, 1))
-        codes = np.fromiter(places, dtype=np.int8)
-    found = {split: np.flatnonzero(codes == place).astype(row_type(len(codes))) for place, split in enumerate(SPLITS)}
-    return {split: rows for split, rows in found.items() if len(rows)}
+def _split_up(whole: Part, path: Path, names: Iterable[Any]) -> dict[str, Part]:
+    """The rows of each split, in ascending order, from the name of each row's."""
+    places = (SPLITS.index(split_name(path, name, number)) for number, name in enumerate(names, 1))
+    codes = np.fromiter(places, dtype=np.int8)
+    parts = {}
+    for place, split in enumerate(SPLITS):
+        rows = np.flatnonzero(codes == place).astype(row_type(len(codes)))
+        if len(rows):
+            parts[split] = Part(whole.features, None if whole.labels is None else whole.labels.subset(rows), rows)
+    return parts
 
 
-def _read_container(path: Path) -> Parts:
+def _read_container(path: Path, split_column: bool) -> Parts:
     arrays = open_arrays(path)
     parts = {}
     for split, prefixes in PREFIXES.items():
@@ -288,7 +290,23 @@ def _read_container(path: Path) -> Parts:
             parts[split] = _part(features, None if labels is None else labels_from_array(labels, offsets))
     if not parts:
         raise ValueError(f"{path} must have a key {' or '.join(FEATURES)}, found {some(arrays, 20) or 'none'}")
+    split = _first(arrays, "", SPLIT_COLUMNS) if split_column else None
+    if split is not None and UNSPLIT in parts:
+        whole = parts.pop(UNSPLIT)
+        added = _split_up(whole, path, _splits_of(split, len(whole.features)))
+        if both := added.keys() & parts:
+            raise ValueError(f"{_what(split)} names rows as {some(sorted(both))}, and {path} has others of that name")
+        parts |= added
     return Parts(parts, _class_names(path, arrays))
+
+
+def _splits_of(stored: Stored, rows: int) -> list[str]:
+    if stored.dtype.kind not in "US" or stored.shape != (rows,):
+        raise ValueError(
+            f"{_what(stored)} must be {rows:,} strings (train, validation or test), one for each row, found "
+            f"{stored.dtype} of shape {list(stored.shape)}; or give each split keys of its own, as train_features"
+        )
+    return names_from_array(stored)
 
 
 def _first(arrays: dict[str, Stored], prefix: str, words: Sequence[str]) -> Stored | None:

@@ -148,7 +148,7 @@ def _read_manifest(path: Path) -> _Rows:
             row = dict(zip(wanted, values, strict=True))
             captions.append(_text(path, row[caption], number))
             splits.append(split_name(path, row[split], number) if split is not None else UNSPLIT)
-            categories.append(str(row[category]) if category is not None else "")
+            categories.append(str(row[category]).strip() if category is not None else "")
     if not captions:
         raise ValueError(f"{path} has no rows")
     numbers = None if category is None else np.unique(categories, return_inverse=True)[1].astype(np.int64)

@@ -35,7 +35,7 @@ def table_columns(path: Path) -> list[str]:
         return parquet_columns(path)
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file, _text_errors(path):
-            return next(csv.reader(file), [])
+            return next(_csv_reader(file), [])
     for row in _json_rows(path):
         return list(row)
     return []
@@ -56,9 +56,13 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     return ([row.get(column) for column in columns] for row in _json_rows(path))
 
 
+def _csv_reader(file: Iterable[str]) -> Any:
+    return csv.reader(file, skipinitialspace=True)  # "cat, a.png", and quotes after the space
+
+
 def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
     with path.open(newline="", encoding="utf-8-sig") as file, _text_errors(path):
-        reader = csv.reader(file)
+        reader = _csv_reader(file)
         header = next(reader, [])
         places = [header.index(column) for column in columns]
         for row in reader:

@@ -72,12 +72,12 @@ def compare(
         raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
     name = Path(config.data.split(":")[0]).stem or "data"
     directory = Path("runs") / f"compare-{name}" if config.out is None else Path(config.out)
-    wanted = _taking_part(heads, config.link)
-    runs = {(variant.name, seed): _config_of(config, variant, seed, directory) for seed in seeds for variant in wanted}
+    wanted = _taking_part(heads, _link_of_runs(directory) if config.link == "auto" else config.link)
+    runs = [_config_of(config, variant, seed, directory) for seed in seeds for variant in wanted]
     scaled = [_scaled_place(directory, head, seed) for seed in seeds for head in SCALABLE if head in heads]
-    places = [Path(str(one.out)) for one in runs.values()] + scaled
+    places = [Path(str(one.out)) for one in runs] + scaled
     if directory.exists() and (directory / "compare.json").exists() and all(map(_finished, places)):
-        for one in runs.values():  # of the same options, or say so
+        for one in runs:  # of the same options, or say so
             start_run(one, Path(str(one.out)))
         narrator.say(f"{directory} is done already; remove it, or choose another --out, to run again")
         return directory
@@ -90,7 +90,7 @@ def compare(
     narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}), {length}, into {directory}")
     tasks = [
         Task(
-            runs[variant.name, seed],
+            _config_of(config, variant, seed, directory),
             variant.label,
             scaled=_scaled_place(directory, variant.name, seed) if variant.name in SCALABLE else None,
         )
@@ -116,6 +116,12 @@ def _taking_part(heads: tuple[str, ...], link: str) -> list[Variant]:
             "data with several labels in a row"
         )
     return wanted
+
+
+def _link_of_runs(directory: Path) -> str:
+    """The link that "auto" was when this comparison was run before; "auto" where nothing of it has ended."""
+    found = next((directory / "runs").glob("*/result.json"), None)
+    return "auto" if found is None else read_json(found.with_name("model.json"))["link"]
 
 
 def _finished(place: Path) -> bool:
