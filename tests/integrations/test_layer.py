@@ -88,6 +88,19 @@ def test_a_convolution_classifies_every_place():
     assert layer(PICTURES[0]).shape == (5, 4, 5)
 
 
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("layer", "inputs"), [(nn.Linear(8, 5), FEATURES), (nn.Conv2d(8, 5, 1), PICTURES)])
+def test_outputs_may_be_changed_in_place(layer, inputs, link):
+    made = HetXLLayer(copy.deepcopy(layer).double(), rank=2, link=link)
+    noise = torch.randn(6, made.covariance.size, dtype=torch.float64)
+    found = []
+    for change in (lambda output: output * 2, lambda output: output.mul_(2)):
+        made.zero_grad()
+        change(made(inputs.double(), noise=noise)).sin().sum().backward()
+        found.append([parameter.grad for parameter in made.parameters()])
+    torch.testing.assert_close(*found)
+
+
 def test_hooks_move_with_their_handles():
     linear, seen = nn.Linear(8, 5), []
     handle = linear.register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))

@@ -229,6 +229,9 @@ class HeadLayer(Capturing, Head):
             found = self._without_samples(features)
         else:
             found = super().forward(features, targets, **options)
+            if targets is None and found.requires_grad:
+                # A model may mask or scale its layer's output in place; the gradients need what the engine returned.
+                found = found.clone()
         return found.movedim(-1, -3) if pictures and targets is None else found
 
     @property
