@@ -66,10 +66,15 @@ def build_backbone(config: TrainConfig, spec: InputSpec) -> Backbone:
     return Backbone(body, features, config.frozen, config.normalize_features)
 
 
+def backbone_name(config: TrainConfig, spec: InputSpec) -> str:
+    """The backbone's name, also where the configuration leaves it to the kind of the inputs."""
+    return DEFAULTS[spec.kind] if config.backbone == "auto" else config.backbone
+
+
 def _body(config: TrainConfig, spec: InputSpec) -> tuple[nn.Module, int]:
     """The network, and how many features it gives."""
     body: nn.Module
-    name = DEFAULTS[spec.kind] if config.backbone == "auto" else config.backbone
+    name = backbone_name(config, spec)
     library, _, model = name.partition(":")
     if library in ("timm", "hf") and model:
         _needs("image", name, spec)

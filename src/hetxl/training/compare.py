@@ -86,7 +86,7 @@ def compare(
     description = describe(dataset)
     narrator.console.print(description)
     total = len(wanted) * len(seeds)
-    length = told_length(config, len(dataset.splits["train"]))
+    length = told_length(config, dataset)
     narrator.say(f"{total} trainings ({', '.join(variant.label for variant in wanted)}), {length}, into {directory}")
     tasks = [
         Task(

@@ -88,7 +88,9 @@ class TrainConfig:
 
     steps: int | None = option(None, "training", "Optimiser steps; instead of --epochs.")
     epochs: float | None = option(
-        None, "training", "Passes over the training data [1, on less data as many as make 1,000 steps, at most 50]."
+        None,
+        "training",
+        "Passes over the training data [1, or what makes 1,000 steps, at most 50 unless for 500 of a head alone].",
     )
     batch_size: int = option(256, "training", "Examples of an optimiser step, over all processes.")
     accumulate: int = option(1, "training", "Parts that a process does its share of a batch in.")

@@ -2,37 +2,50 @@
 
 import dataclasses
 
+from hetxl.data.dataset import Dataset
+from hetxl.training.backbones import backbone_name
 from hetxl.training.config import TrainConfig
 
-LEAST_STEPS = 1000
+ENOUGH_STEPS = 1000
 """Where nobody says how long: one pass over a few thousand rows would end with the weights that it began with."""
 MOST_PASSES = 50.0
-"""For which small data is not passed over more often than this."""
+"""For which small data is not passed over more often than this, where a network could learn it by heart."""
+LEAST_STEPS = 500
+"""Of a head alone: 50 passes over a few hundred rows leave it near its start (docs/experiments.md)."""
 
 
-def passes_of(config: TrainConfig, rows: int) -> float:
-    """How often a training without `steps` goes through this many rows.
+def passes_of(config: TrainConfig, dataset: Dataset) -> float:
+    """How often a training without `steps` goes through its rows.
 
     Args:
         config: of the training.
-        rows: of its training split.
+        dataset: with a training split.
     """
     if config.epochs is not None:
         return config.epochs
-    return max(1.0, min(LEAST_STEPS * config.batch_size / max(rows, 1), MOST_PASSES))
+    one_step = config.batch_size / max(_rows(dataset), 1)
+    passes = min(ENOUGH_STEPS * one_step, MOST_PASSES)
+    if config.frozen or backbone_name(config, dataset.input) == "none":
+        passes = max(passes, LEAST_STEPS * one_step)
+    return max(1.0, passes)
 
 
-def steps_of(config: TrainConfig, rows: int) -> int:
-    """How many steps a training has on this many rows."""
-    return config.steps or max(1, round(passes_of(config, rows) * rows / config.batch_size))
+def steps_of(config: TrainConfig, dataset: Dataset) -> int:
+    """How many steps a training has on this data."""
+    return config.steps or max(1, round(passes_of(config, dataset) * _rows(dataset) / config.batch_size))
 
 
-def with_length(config: TrainConfig, rows: int) -> TrainConfig:
-    """The same with the length that it has on this many rows."""
-    return config if config.steps is not None else dataclasses.replace(config, epochs=passes_of(config, rows))
+def with_length(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """The same with the length that it has on this data."""
+    return config if config.steps is not None else dataclasses.replace(config, epochs=passes_of(config, dataset))
 
 
-def told_length(config: TrainConfig, rows: int) -> str:
+def told_length(config: TrainConfig, dataset: Dataset) -> str:
     """In words."""
-    steps = steps_of(config, rows)
-    return f"{steps:,} steps of {config.batch_size:,}, {steps * config.batch_size / max(rows, 1):.3g} times the data"
+    steps = steps_of(config, dataset)
+    passes = steps * config.batch_size / max(_rows(dataset), 1)
+    return f"{steps:,} steps of {config.batch_size:,}, {passes:.3g} times the data"
+
+
+def _rows(dataset: Dataset) -> int:
+    return len(dataset.splits["train"])

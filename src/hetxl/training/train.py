@@ -95,7 +95,7 @@ def train(
             description = describe(dataset)
             narrator.console.print(description)
             if "train" in dataset.splits:
-                narrator.say(told_length(config, len(dataset.splits["train"])))
+                narrator.say(told_length(config, dataset))
         described = {} if description is None else description.as_dict()
         _Job(config, run, dataset, processes, narrator, label or LABELS[config.head], described).go()
     return run
@@ -109,7 +109,7 @@ def with_temperature(config: TrainConfig, dataset: Dataset, narrator: Narrator) 
     found = recommend(
         rows=rows,
         num_classes=dataset.num_classes,
-        steps=steps_of(config, rows),
+        steps=steps_of(config, dataset),
         batch_size=config.batch_size,
         validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
         label_noise=config.label_noise != "none",
@@ -143,7 +143,7 @@ class _Job:
         self.view, self.splits = self.model, dataset.splits
         if config.frozen and config.backbone not in ("auto", "none"):
             self.view, self.splits = cached_features(run.path / "features", self.model, dataset, config, narrator)
-        self.steps = steps_of(config, len(self.splits["train"]))
+        self.steps = steps_of(config, dataset)
         self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
 
     def go(self) -> None:

@@ -63,7 +63,7 @@ def tune(config: TrainConfig, search: Search, *, narrator: Narrator | None = Non
         raise ValueError(f"method = {search.method} needs a validation split; give --validation, or choose train")
     if search.folds == 2 and "test" not in dataset.splits:
         raise ValueError("folds = 2 chooses on the test split, which the data does not have")
-    config = with_length(config, len(dataset.splits["train"]))
+    config = with_length(config, dataset)
     del dataset  # trials open it for themselves
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "search.json", {"format": FORMAT, "options": options})
@@ -94,7 +94,7 @@ def recommended(config: TrainConfig, trainings: int, narrator: Narrator) -> str:
     found = recommend(
         rows=rows,
         num_classes=dataset.num_classes,
-        steps=steps_of(config, rows),
+        steps=steps_of(config, dataset),
         batch_size=config.batch_size,
         validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
         trainings=trainings,
