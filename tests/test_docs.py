@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from hetxl.cli import app
-from hetxl.studies import defaults_page, levers, recovery
+from hetxl.studies import defaults_page, levers, recovery, tau
 from hetxl.studies.page import index, own_page
 from hetxl.studies.page import page as page_of
 from hetxl.studies.registry import ENTRIES, load_study
@@ -139,6 +139,7 @@ OWN: dict[str, tuple[Callable[[], str], str, str]] = {
     "defaults": (_defaults, "hetxl study defaults", defaults_page.PICTURE),
     "levers": (_from("levers", levers.page), "hetxl study levers pycode --seeds 3", "levers.png"),
     "recovery": (_from("recovery", recovery.page), "hetxl study recovery", "recovery.png"),
+    "tau": (_from("tau", tau.page), "hetxl study tau --longer", "tau.svg"),
 }
 
 

@@ -27,7 +27,6 @@ def methods(**nll):
             "temperature": [0.8, 0.9, 1.0],
             "trainings": [1, 1, 1],
             "seconds": [10.0, 12.0, 14.0],
-            "path": [[], [], []],
         }
     return found
 

@@ -94,12 +94,22 @@ def study(
             setting, configs[name], seeds, size, out / name.replace(", ", "-").replace(" ", "-"), narrator
         )
         found.append(one.run(jobs))
-    summary = {"head": head, "seeds": list(seeds), "quick": quick, "settings": found}
+    numbers = [_without_paths(setting) for setting in found]
+    summary = {"head": head, "seeds": list(seeds), "quick": quick, "settings": numbers}
     write_json(out / "summary.json", summary)
     write_bytes(out / "study.md", page(summary).encode())
     plot(summary, out / PICTURE)
     write_paths(found, out / "study.html")
     return out / "summary.json"
+
+
+def _without_paths(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """What tables are made of: τ over training is for the picture, and ten times as much."""
+    methods = {
+        label: {name: value for name, value in values.items() if name != "path"}
+        for label, values in setting["methods"].items()
+    }
+    return {**setting, "methods": methods}
 
 
 class _OneSetting:
