@@ -1,6 +1,5 @@
 """Models whose last linear layer is not their classifier are doubted, and ordinary ones are not."""
 
-import itertools
 import re
 
 import pytest
@@ -10,20 +9,7 @@ from torch import nn
 
 from hetxl.integrations.doubt import doubt, sizes
 from hetxl.integrations.find import is_convertible
-
-
-class Branches(nn.Module):
-    def __init__(self, **children):
-        super().__init__()
-        for name, child in children.items():
-            setattr(self, name, child)
-
-
-def mlp(*widths):
-    layers = []
-    for inside, outside in itertools.pairwise(widths):
-        layers += [nn.Linear(inside, outside), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+from support.models import Branches, mlp
 
 
 def layers_of(model):

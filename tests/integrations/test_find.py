@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from torch import nn
@@ -7,20 +5,7 @@ from torch.nn.utils import prune
 
 from hetxl import DetHead
 from hetxl.integrations.find import find_head, find_layer, is_convertible, names_of, replace
-
-
-class Branches(nn.Module):
-    def __init__(self, **children):
-        super().__init__()
-        for name, child in children.items():
-            setattr(self, name, child)
-
-
-def mlp(*sizes):
-    layers = []
-    for inside, outside in itertools.pairwise(sizes):
-        layers += [nn.Linear(inside, outside), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+from support.models import Branches, mlp
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hetxl.data.labels import Labels
 from hetxl.data.pairs import NumberedSplit, Pairs, PairSplit, Texts, part_pairs
 from hetxl.data.progress import counted
 from hetxl.data.stored import Stored, open_arrays
-from hetxl.data.tables import SPLIT_COLUMNS, TABLE_SUFFIXES, find_column, table_columns, table_rows
+from hetxl.data.tables import SPLIT_COLUMNS, TABLE_SUFFIXES, find_column, names_from_array, table_columns, table_rows
 
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "title", "name")
 CATEGORY_COLUMNS = ("category", "categories", "label", "class")
@@ -184,17 +184,11 @@ def _read_arrays(path: Path) -> _Rows:
             raise ValueError(
                 f"array {name!r} of {path} has {len(arrays[name]):,} rows, and 'images' has {count:,}; give one each"
             )
-    texts = Texts(vectors=vectors) if captions is None else Texts(captions=_strings(path, captions), vectors=vectors)
+    texts = Texts(vectors=vectors) if captions is None else Texts(captions=names_from_array(captions), vectors=vectors)
     splits = [UNSPLIT] * count
     if "split" in arrays:
-        splits = [split_name(path, value, row) for row, value in enumerate(_strings(path, arrays["split"]), 1)]
+        splits = [split_name(path, value, row) for row, value in enumerate(names_from_array(arrays["split"]), 1)]
     categories = None
     if "category" in arrays:
         categories = np.unique(np.asarray(arrays["category"].array), return_inverse=True)[1].astype(np.int64)
     return _Rows(images, texts, splits, categories)
-
-
-def _strings(path: Path, stored: Stored) -> list[str]:
-    if stored.dtype.kind != "U":
-        raise ValueError(f"array {stored.name!r} of {path} must hold texts (dtype str), found {stored.dtype}")
-    return [str(value) for value in stored.array.tolist()]

@@ -19,7 +19,10 @@ in 1,600 of a third of a pass a little, and in ten passes over 108 examples a cl
 
 from dataclasses import dataclass
 
+from hetxl.data.dataset import Dataset
 from hetxl.functional._checks import integer_at_least
+from hetxl.training.config import TrainConfig
+from hetxl.training.length import steps_of
 
 PASSES_UNSEEN = 1.0
 PASSES = 10.0
@@ -47,6 +50,25 @@ class Recommendation:
     def learned(self) -> bool:
         """Whether one training learns τ like any other parameter; otherwise it leaves τ at 1."""
         return self.method == "train"
+
+
+def recommend_for(config: TrainConfig, dataset: Dataset, trainings: int = 1) -> Recommendation:
+    """The way to choose τ in a training.
+
+    Args:
+        config: of the training.
+        dataset: with a training split.
+        trainings: how many the budget allows.
+    """
+    return recommend(
+        rows=len(dataset.splits["train"]),
+        num_classes=dataset.num_classes,
+        steps=steps_of(config, dataset),
+        batch_size=config.batch_size,
+        validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
+        trainings=trainings,
+        label_noise=config.label_noise != "none",
+    )
 
 
 def recommend(

@@ -26,7 +26,7 @@ from hetxl.training.loop import Trainer
 from hetxl.training.model import build_model, link_of
 from hetxl.training.order import derive
 from hetxl.training.progress import Narrator
-from hetxl.training.recommend import recommend
+from hetxl.training.recommend import recommend_for
 from hetxl.training.results import LABELS, evaluate_split, result_of, write_evaluation
 from hetxl.training.run import Run, check_data, default_directory, describe_model, save_model, start_run
 from hetxl.training.state import load_weights
@@ -105,15 +105,7 @@ def with_temperature(config: TrainConfig, dataset: Dataset, narrator: Narrator) 
     """The configuration with τ decided, where that was left to the data (`hetxl.training.recommend`)."""
     if config.temperature != "auto":
         return config
-    rows = len(dataset.splits["train"])
-    found = recommend(
-        rows=rows,
-        num_classes=dataset.num_classes,
-        steps=steps_of(config, dataset),
-        batch_size=config.batch_size,
-        validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
-        label_noise=config.label_noise != "none",
-    )
+    found = recommend_for(config, dataset)
     if found.learned:
         narrator.say(f"τ is learned: {found.reason}")
     return dataclasses.replace(config, temperature="learned" if found.learned else "1.0")

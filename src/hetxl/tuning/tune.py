@@ -18,10 +18,10 @@ from hetxl.report.format import plural
 from hetxl.training.config import TrainConfig
 from hetxl.training.evaluation import evaluate_run
 from hetxl.training.files import read_json, write_json
-from hetxl.training.length import steps_of, with_length
+from hetxl.training.length import with_length
 from hetxl.training.memory import jobs_for
 from hetxl.training.progress import Narrator, amount, duration
-from hetxl.training.recommend import recommend
+from hetxl.training.recommend import recommend_for
 from hetxl.training.train import open_data
 from hetxl.tuning.bayes import Asked, Bayes, best_of, run_steps
 from hetxl.tuning.methods import SEARCHES, Search, about, grid_trials, single_trial, trial_at
@@ -89,17 +89,7 @@ def default_directory(config: TrainConfig, search: Search) -> Path:
 
 def recommended(config: TrainConfig, trainings: int, narrator: Narrator) -> str:
     """The method that `recommend` names for the data of a configuration and a budget of trainings."""
-    dataset = open_data(config)
-    rows = len(dataset.splits["train"])
-    found = recommend(
-        rows=rows,
-        num_classes=dataset.num_classes,
-        steps=steps_of(config, dataset),
-        batch_size=config.batch_size,
-        validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
-        trainings=trainings,
-        label_noise=config.label_noise != "none",
-    )
+    found = recommend_for(config, open_data(config), trainings)
     narrator.say(f"Method {found.method}: {found.reason}")
     return found.method
 
