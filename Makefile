@@ -1,9 +1,9 @@
-# make run and make test need Python 3.10 or newer and nothing else: the environment is made on first use.
+# make run and make test need Python 3.10+ and network access; the first one creates .venv. Neither needs root.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,data,plots,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval,tune,clip
+EXTRAS := dev,train,data,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval,tune,clip
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel of pyright carries the type checker: no download on first use.
@@ -16,21 +16,18 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## make the environment in .venv (the other targets do it by themselves)
+setup: $(STAMP) ## create the environment in .venv (the other targets do it when needed)
 
-$(STAMP): pyproject.toml constraints.txt tests/support/torchvision_ops.py
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"hetxl needs Python 3.10 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || { echo "Making the environment in $(VENV) (a few minutes, once)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-	  cp tests/support/torchvision_ops.py "$$site/_hetxl_torchvision_ops.py" && \
-	  echo 'import _hetxl_torchvision_ops' > "$$site/_hetxl_torchvision_ops.pth"
+	@test -x $(BIN)/python || { echo "Creating the environment in $(VENV) (a few minutes, once)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' --editable lab
 	@touch $@
 
-run: $(STAMP) ## train all heads on Python's own source code and compare them (about 5 minutes)
+run: $(STAMP) ## train every head on Python's own source code and compare them (about 5 minutes)
 	@$(BIN)/hetxl compare
 
-test: $(STAMP) lint types browser ## format, lint, types and tests: what a change must pass
+test: $(STAMP) lint types ## format, lint, types and tests: what a change must pass
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -40,14 +37,14 @@ lint: $(STAMP)
 types: $(STAMP)
 	@$(BIN)/pyright --warnings
 
-browser: # a page is tested in a real browser: Debian's, installed where there is none
+browser: ## install Chromium from Debian's packages (needs root); without it the browser tests are skipped
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
-	  { echo "Installing chromium (once)"; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
+	  { echo "Installing Chromium"; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
 
-test-slow: $(STAMP) ## the tests that take longest: the wheel in an empty environment, all examples, runs that are killed
+test-slow: $(STAMP) ## the slow tests: the wheel in an empty environment, all examples, killed runs
 	@$(BIN)/python -m pytest -m slow
 
-bench: $(STAMP) ## measure: samplers, methods, the engine and the training loop against their bars (about an hour)
+bench: $(STAMP) ## measure samplers, methods, the engine and the training loop against their limits (about an hour)
 	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
@@ -62,5 +59,5 @@ docs: $(STAMP) ## build the documentation into site/
 wheel: $(STAMP) ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null && ls dist/*.whl
 
-clean: ## remove everything that can be made again
+clean: ## remove everything that can be rebuilt
 	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache

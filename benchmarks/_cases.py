@@ -1,4 +1,4 @@
-"""The three ways that are compared, DET, samples first and hetxl, as steps that can be timed or weighed."""
+"""The three methods that are compared, DET, samples first and hetxl, as steps to time or to measure memory of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ THREADS = 2
 
 Method = Literal["det", "samples", "hetxl"]
 METHODS: dict[Method, str] = {"det": "DET", "samples": "samples first", "hetxl": "hetxl"}
-"""The ways, as a reader knows them."""
+"""The methods by their names in tables."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step of one way.
+    """One step of one method.
 
     Attributes:
         method: "det" is nn.Linear and cross_entropy; "samples" the paper's evaluation, all S samples through the
@@ -49,11 +49,11 @@ class Case:
     pixels: int = 224
 
     def by(self, method: Method) -> "Case":
-        """The same step by another way."""
+        """Return the same step by another method."""
         return replace(self, method=method)
 
     def tiny(self) -> "Case":
-        """The same step, so small that it only starts the libraries up."""
+        """Return the same step, so small that it only initialises the libraries."""
         features = self.features if self.task == "train" else 8
         return replace(self, batch=2, features=features, classes=10, samples=2, rank=2, pixels=32)
 
@@ -106,7 +106,7 @@ def _predict(case: Case, head: nn.Module, features: Tensor) -> object:
 
 
 def _train(case: Case, head: nn.Module) -> Callable[[], None]:
-    """A training step of backbone and head: forward, loss, backward, SGD with momentum."""
+    """Return a training step of backbone and head: forward, loss, backward, SGD with momentum."""
     backbone = build_backbone("resnet152").module.to_empty(device="cpu")
     for module in backbone.modules():
         reset = getattr(module, "reset_parameters", None)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from _cases import METHODS, Case, Method
 from _measures import FLOAT, step_case
-from _memory import MEGABYTE
-from _meter import Meter
-from _page import markdown_table, panels
+from _meter import MEGABYTE, Meter
+from _report import markdown_table, plot_panels
 
 BUDGET = 12e9
 """Bytes that the samples-first evaluation may take; where it would need more it is left out."""
 OUT_OF_BUDGET = "out of memory budget"
-MARKS: dict[Method, str] = {"det": "s", "samples": "o", "hetxl": "D"}
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ def curves_table(curves: dict[int, Curve], samples: Sequence[int]) -> str:
     header = ["B", "S", *(f"{name}, ms" for name in names), *(f"{name}, MB" for name in names)]
     rows = []
     for batch, curve in curves.items():
-        for place, count in enumerate(samples):
-            cells = [curve[method][place] for method in METHODS]
+        for index, count in enumerate(samples):
+            cells = [curve[method][index] for method in METHODS]
             times = [OUT_OF_BUDGET if cell.seconds is None else f"{1000 * cell.seconds:,.0f}" for cell in cells]
             sizes = [OUT_OF_BUDGET if cell.peak is None else f"{cell.peak / MEGABYTE:,.0f}" for cell in cells]
             rows.append([str(batch), f"{count:,}", *times, *sizes])
@@ -91,22 +89,15 @@ def curves_table(curves: dict[int, Curve], samples: Sequence[int]) -> str:
 
 
 def plot_curves(curves: dict[int, Curve], samples: Sequence[int], folder: Path) -> None:
-    """The two figures: time and peak memory against S, one panel for each batch size."""
-    for kind, label in (("time", "loss + backward, seconds"), ("memory", "peak memory, MB")):
-        with panels(folder / f"engine-{kind}.svg", len(curves)) as axes:
-            for axis, (batch, curve) in zip(axes, curves.items(), strict=True):
-                for method, cells in curve.items():
-                    values = [_value(cell, kind) for cell in cells]
-                    axis.loglog(samples, values, marker=MARKS[method], label=METHODS[method], linewidth=2)
-                axis.set_title(f"B = {batch}")
-                axis.set_xticks(samples, [str(count) for count in samples])
-                axis.minorticks_off()
-                axis.set_xlabel("samples S")
-            axes[0].set_ylabel(label)
-            axes[0].legend()
+    """Draw the two figures: time and peak memory against S, one panel for each batch size."""
+    for kind, axis in (("time", "loss + backward, seconds"), ("memory", "peak memory, MB")):
+        panels = {
+            f"B = {batch}": {METHODS[method]: [_value(cell, kind) for cell in cells] for method, cells in curve.items()}
+            for batch, curve in curves.items()
+        }
+        plot_panels(folder / f"engine-{kind}.svg", panels, samples, axis)
 
 
-def _value(cell: Cell, kind: str) -> float:
-    """What is drawn for a cell; a gap where it was left out."""
-    value = cell.seconds if kind == "time" else None if cell.peak is None else cell.peak / MEGABYTE
-    return float("nan") if value is None else value
+def _value(cell: Cell, kind: str) -> float | None:
+    """Return what is drawn for a cell; None where it was left out."""
+    return cell.seconds if kind == "time" else None if cell.peak is None else cell.peak / MEGABYTE

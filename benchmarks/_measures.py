@@ -1,36 +1,133 @@
-"""The measures that carry a bar. Each takes a meter and answers with rows of the table."""
+"""The measures that have a bar; each takes a meter and returns rows of the table."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
-from _bars import Bar, Row
+import torch
 from _cases import Case
-from _memory import MEGABYTE
-from _meter import Meter
-from _top_k import TOP_K, compare_top_k
+from _meter import MEGABYTE, Meter, Sizes
+from _report import Bar, Row
+from torch import Tensor
 
-FLOAT = 4
-"""Bytes."""
+import hetxl
+
+TOP_K = 5
+TRAIN_BATCH, TRAIN_SAMPLES = 32, 16
+TWIN_SHARE = 0.3
+TWIN_DISTANCE = 0.3
+"""Distance of a class from the centre of its pair, relative to that of two pairs."""
+FIRST_LOGIT = 40.0
+"""Logit of the true class before training: large enough among thousands at the initial temperature."""
+
+
+class TopK(NamedTuple):
+    """Times and difference of the two predictions.
+
+    Attributes:
+        pruned: seconds of the prediction of the top classes.
+        full: seconds of the prediction of all classes.
+        total_variation: largest over the examples, see `total_variation`.
+        accuracy: of the full prediction; how well the head was trained.
+    """
+
+    pruned: float
+    full: float
+    total_variation: float
+    accuracy: float
+
+
+class Problem:
+    """Classes in pairs of near twins; features are the class centre with noise, and 3 labels in 10 are the twin's."""
+
+    def __init__(self, classes: int, features: int):
+        pairs = torch.randn(classes // 2, features).repeat_interleave(2, dim=0)
+        self.centres = pairs + TWIN_DISTANCE * torch.randn(classes, features)  # [K, D]
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features [count, D], and [count] labels and true classes."""
+        classes = torch.randint(len(self.centres), (count,))
+        features = self.centres[classes] + 0.5 * torch.randn(count, self.centres.shape[1])
+        labels = torch.where(torch.rand(count) < TWIN_SHARE, classes ^ 1, classes)
+        return features, labels, classes
+
+
+def train_head(problem: Problem, sizes: Sizes) -> hetxl.HetXLHead:
+    """Train a head for a few hundred steps from a classifier at the centres, as a converted one would have."""
+    # Noise as large as the authors start it: a small one would leave nothing to prune around.
+    head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes, noise_init=1.0)
+    with torch.no_grad():
+        head.get_parameter("classifier.weight").copy_(problem.centres * (FIRST_LOGIT / sizes.top_k_features))
+    optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
+    for _ in range(sizes.top_k_steps):
+        features, labels, _ = problem.draw(TRAIN_BATCH)
+        loss = head.loss(features, labels, num_samples=TRAIN_SAMPLES)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    return head.eval()
+
+
+def total_variation(top: Tensor, indices: Tensor, full: Tensor) -> Tensor:
+    """Return the total variation between two predictions; classes outside the top of the first count as one class.
+
+    Args:
+        top: [B, k] probabilities.
+        indices: [B, k] their classes.
+        full: [B, K] probabilities.
+
+    Returns:
+        [B]
+    """
+    difference = top - full.gather(-1, indices)
+    return (difference.abs().sum(-1) + difference.sum(-1).abs()) / 2
+
+
+def compare_top_k(meter: Meter) -> TopK:
+    """Train a head, then time both predictions and compare them on the same draws."""
+    sizes = meter.sizes
+    torch.manual_seed(0)
+    problem = Problem(sizes.top_k_classes, sizes.top_k_features)
+    meter.say("training the head")
+    head = train_head(problem, sizes)
+    features, _, classes = problem.draw(sizes.top_k_batch)
+
+    def predict(top_k: int | None) -> hetxl.nn.Prediction:
+        generator = torch.Generator().manual_seed(0)
+        return head.predict(features, top_k=top_k, num_samples=sizes.S, generator=generator)
+
+    meter.say("predicting")
+    pruned, full = meter.time(
+        {"pruned": lambda: predict(TOP_K), "full": lambda: predict(None)}, sizes.least, sizes.limit
+    )
+    top, everything = predict(TOP_K), predict(None)
+    assert top.indices is not None
+    variation = total_variation(top.probs, top.indices, everything.probs)
+    accuracy = (everything.labels == classes).float().mean()
+    return TopK(pruned, full, float(variation.max()), float(accuracy))
+
+
+FLOAT = 4  # bytes
 
 
 def duration(seconds: float) -> str:
-    """Seconds or milliseconds, as a reader would say it."""
+    """Return a time in seconds or milliseconds as text."""
     return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:,.1f} ms"
 
 
 def size(peak: float) -> str:
-    """Bytes as MB."""
+    """Return bytes in MB as text."""
     return f"{peak / MEGABYTE:,.0f} MB"
 
 
 def step_case(meter: Meter, batch: int | None = None, samples: int | None = None) -> Case:
-    """The step most measures are about."""
+    """Return the step that most measures are about."""
     sizes = meter.sizes
     return Case("hetxl", batch or sizes.small_batch, sizes.D, sizes.K, samples or sizes.S)
 
 
 def _speed_up(meter: Meter, case: Case, name: str, bar: Bar) -> Row:
-    """How much faster the head is than samples first."""
+    """Measure the speed-up of the head over samples first."""
     det, samples, ours = meter.by_methods(case, ("det", "samples", "hetxl"))
     detail = f"{duration(ours)} against {duration(samples)}; DET {duration(det)}"
     return Row(
@@ -39,24 +136,24 @@ def _speed_up(meter: Meter, case: Case, name: str, bar: Bar) -> Row:
 
 
 def softmax_loss(meter: Meter) -> list[Row]:
-    """Loss and backward, HET-XL, softmax."""
+    """Measure loss and backward, HET-XL, softmax."""
     return [_speed_up(meter, step_case(meter), "HET-XL softmax, loss + backward", Bar(10, 14, at_least=True))]
 
 
 def sigmoid_loss(meter: Meter) -> list[Row]:
-    """Loss and backward, HET-XL, sigmoid."""
+    """Measure loss and backward, HET-XL, sigmoid."""
     case = replace(step_case(meter), link="sigmoid")
     return [_speed_up(meter, case, "HET-XL sigmoid, loss + backward", Bar(8, 12, at_least=True))]
 
 
 def prediction(meter: Meter) -> list[Row]:
-    """The probabilities of all classes."""
+    """Measure the prediction of all classes."""
     case = replace(step_case(meter), task="predict")
     return [_speed_up(meter, case, "HET-XL softmax, predict", Bar(8, 12, at_least=True))]
 
 
 def _memory_over_det(meter: Meter, case: Case, name: str, bar: Bar, own: int = 0) -> Row:
-    """Peak of a step less that of DET and less `own` bytes."""
+    """Measure the peak of a step minus that of DET and minus `own` bytes."""
     ours, det = meter.peak(case), meter.peak(case.by("det"))
     less = f", less {size(own)} of its own gradients" if own else ""
     detail = f"{size(ours)} against {size(det)}{less}"
@@ -65,13 +162,13 @@ def _memory_over_det(meter: Meter, case: Case, name: str, bar: Bar, own: int = 0
 
 
 def softmax_memory(meter: Meter) -> list[Row]:
-    """Peak memory of loss and backward."""
+    """Measure the peak memory of loss and backward."""
     case = step_case(meter, meter.sizes.batch)
     return [_memory_over_det(meter, case, "HET-XL softmax, loss + backward", Bar(400, 200, unit="MB"))]
 
 
 def one_sample(meter: Meter) -> list[Row]:
-    """The cost of the head beside DET where sampling itself costs nothing."""
+    """Measure the cost of the head relative to DET with one sample."""
     case = step_case(meter, meter.sizes.batch, samples=1)
     det, ours = meter.by_methods(case, ("det", "hetxl"))
     name = f"HET-XL softmax, loss + backward, S = 1, B = {case.batch}: time over DET's"
@@ -79,7 +176,7 @@ def one_sample(meter: Meter) -> list[Row]:
 
 
 def training_step(meter: Meter) -> list[Row]:
-    """A whole training step of a ResNet152: time and memory."""
+    """Measure time and memory of a whole training step of a ResNet152."""
     sizes = meter.sizes
     case = Case("hetxl", sizes.image_batch, 2048, sizes.K, sizes.S, task="train", pixels=sizes.pixels)
     det, ours = meter.by_methods(case, ("det", "hetxl"))
@@ -97,7 +194,7 @@ def training_step(meter: Meter) -> list[Row]:
 
 
 def het(meter: Meter) -> list[Row]:
-    """HET, whose noise lives on the classes: time and memory."""
+    """Measure time and memory of HET, whose noise is in the space of the classes."""
     case = replace(step_case(meter), head="het")
     name = "HET softmax, loss + backward"
     # Beside DET's parameters HET has two layers D → K and the factors [R, K]; each has a gradient.
@@ -109,17 +206,17 @@ def het(meter: Meter) -> list[Row]:
 
 
 def top_k(meter: Meter) -> list[Row]:
-    """The few most probable classes of a trained head, against the prediction of all."""
+    """Compare the most probable classes of a trained head with the prediction of all."""
     sizes = meter.sizes
-    found = compare_top_k(meter)
-    where = f"K = {sizes.top_k_classes:,}, S = {sizes.S:,}, B = {sizes.top_k_batch}"
-    name = f"predict(top_k={TOP_K}) of a trained HET-XL head, {where}"
-    detail = f"{duration(found.pruned)} against {duration(found.full)}; accuracy {found.accuracy:.0%}"
+    comparison = compare_top_k(meter)
+    sizes_text = f"K = {sizes.top_k_classes:,}, S = {sizes.S:,}, B = {sizes.top_k_batch}"
+    name = f"predict(top_k={TOP_K}) of a trained HET-XL head, {sizes_text}"
+    detail = f"{duration(comparison.pruned)} against {duration(comparison.full)}; accuracy {comparison.accuracy:.0%}"
     return [
-        Row(f"{name}: speed-up over predict", found.full / found.pruned, Bar(3, 10, at_least=True), detail),
+        Row(f"{name}: speed-up over predict", comparison.full / comparison.pruned, Bar(3, 10, at_least=True), detail),
         Row(
             f"{name}: total variation from predict",
-            found.total_variation,
+            comparison.total_variation,
             Bar(1e-3, unit=""),
             f"the largest of {sizes.top_k_batch} examples; the same draws",
         ),
@@ -127,7 +224,7 @@ def top_k(meter: Meter) -> list[Row]:
 
 
 def growth(meter: Meter) -> list[Row]:
-    """Time and memory as the classes grow."""
+    """Measure time and memory as the number of classes grows."""
     sizes = meter.sizes
     cases = [
         Case("hetxl", sizes.growth_batch, sizes.growth_features, classes, sizes.growth_samples)
@@ -168,4 +265,4 @@ MEASURES: dict[str, Callable[[Meter], list[Row]]] = {
     "top-k": top_k,
     "growth": growth,
 }
-"""By the names that the command line takes."""
+"""By name on the command line."""

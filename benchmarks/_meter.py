@@ -1,16 +1,112 @@
-"""The sizes of a run, and measuring with them: every step is measured once, however many tables ask for it."""
+"""Measure the time and the peak memory of steps; peaks on Linux only.
 
-from collections.abc import Callable, Sequence
+A process that has freed memory may keep it and use it again unnoticed, so every peak is measured in a new process. It
+is the kernel's own high-water mark, reset just before the step: nothing is sampled, so nothing is missed.
+"""
+
+import ctypes
+import multiprocessing
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from _cases import Case, Method, prepare
-from _memory import peak_bytes
-from _timing import interleaved_medians
+import torch
+from _cases import THREADS, Case, Method, prepare
+
+
+def interleaved_medians(
+    tasks: Mapping[str, Callable[[], object]], repeats: int, *, least: int = 1, limit: float | None = None
+) -> dict[str, float]:
+    """Return the median seconds of each task.
+
+    The tasks take turns, so that whatever else the machine does meanwhile falls on all of them alike; one round before
+    the first counted one warms them up.
+
+    Args:
+        tasks: to time, by name.
+        repeats: number of rounds that count.
+        least: number of rounds whatever the limit.
+        limit: seconds for all rounds together: none starts that would not end in time. If that leaves three rounds or
+            fewer they are long ones, beside which warming up is nothing, and the first of them counts as well.
+    """
+    rounds: list[dict[str, float]] = []
+    begin = time.perf_counter()
+    while len(rounds) <= repeats:
+        rounds.append({name: _seconds(task) for name, task in tasks.items()})
+        spent = time.perf_counter() - begin
+        if limit is not None and len(rounds) >= least and spent + spent / len(rounds) > limit:
+            break
+    cut_short = len(rounds) <= min(3, repeats)
+    counted = rounds if cut_short else rounds[1:]
+    return {name: statistics.median(row[name] for row in counted) for name in tasks}
+
+
+def _seconds(task: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def machine(threads: int = 1) -> str:
+    """Return the kind of machine and the torch version, for the caption of a table."""
+    cores = "one core" if threads == 1 else f"{threads} cores"
+    return f"{cores} of an {platform.machine()} CPU, torch {torch.__version__.split('+')[0]}, float32"
+
+
+MEGABYTE = 1e6
+
+
+def peak_bytes(case: Case) -> int:
+    """Measure the peak resident memory of a case in a new process, beyond that before the step.
+
+    For a loss or a prediction "before" is with all parameters and inputs in place. A training step is measured as a
+    whole: parameters, gradients and the optimiser's state count as well.
+    """
+    # The processes come from a server that has imported the package and computed nothing: they start at once, and
+    # know nothing of what this process allocated.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hetxl.profiling"])
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+        return executor.submit(_measure, case).result()
+
+
+def _measure(case: Case) -> int:
+    torch.set_num_threads(THREADS)
+    prepare(case.tiny())()
+    whole = case.task == "train"
+    if whole:
+        before = reset_peak()
+        step = prepare(case)
+        step()  # the optimiser has its state only after the first step
+    else:
+        step = prepare(case)
+        before = reset_peak()
+    step()
+    return status("VmHWM") - before
+
+
+def reset_peak() -> int:
+    """Give freed memory back, set the high-water mark to what is left, and return it in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(name: str) -> int:
+    """Return a field of /proc/self/status in bytes; not ru_maxrss, which a new process inherits from its parent."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {name}")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run measures; the symbols are those of the documentation.
+    """Sizes of a benchmark run; the symbols are those of the documentation.
 
     Attributes:
         D: feature size.
@@ -85,7 +181,7 @@ class Meter:
 
     Args:
         sizes: of the run.
-        say: told what is being measured.
+        say: called with the name of what is being measured.
     """
 
     def __init__(self, sizes: Sizes, say: Callable[[str], None]):
@@ -95,23 +191,23 @@ class Meter:
         self._peaks: dict[Case, int] = {}
 
     def seconds(self, *cases: Case, with_bar: bool = True) -> list[float]:
-        """Median seconds of the cases, which take turns; those that carry no bar get less time."""
+        """Return the median seconds of cases that take turns; those without a bar get less time."""
         if cases not in self._seconds:
             least, limit = (self.sizes.least, self.sizes.limit) if with_bar else (1, self.sizes.curve_limit)
-            tasks = {str(place): prepare(case) for place, case in enumerate(cases)}
+            tasks = {str(number): prepare(case) for number, case in enumerate(cases)}
             self._seconds[cases] = self.time(tasks, least, limit)
         return self._seconds[cases]
 
     def time(self, tasks: dict[str, Callable[[], object]], least: int, limit: float) -> list[float]:
-        """Median seconds of tasks that take turns."""
+        """Return the median seconds of tasks that take turns."""
         return list(interleaved_medians(tasks, self.sizes.repeats, least=least, limit=limit).values())
 
     def by_methods(self, case: Case, methods: Sequence[Method], with_bar: bool = True) -> list[float]:
-        """Median seconds of the same step in several ways."""
+        """Return the median seconds of the same step by several methods."""
         return self.seconds(*(case.by(method) for method in methods), with_bar=with_bar)
 
     def peak(self, case: Case) -> int:
-        """Peak bytes of a step, in a process of its own."""
+        """Return the peak bytes of a step, in a process of its own."""
         if case not in self._peaks:
             self._peaks[case] = peak_bytes(case)
         return self._peaks[case]

@@ -21,10 +21,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _bars import HEADER, Bar, Row, missed
-from _memory import MEGABYTE, reset_peak, status
-from _page import markdown_table, replace_between
-from _timing import interleaved_medians, machine
+from _meter import MEGABYTE, interleaved_medians, machine, reset_peak, status
+from _report import HEADER, Bar, Row, markdown_table, missed, replace_between
 from torch import Tensor
 
 from hetxl.contrastive import ContrastiveLoss
@@ -57,8 +55,7 @@ class Batch:
     group: int | None = None
 
     def prepare(self) -> Callable[[], None]:
-        """Embeddings and parameters in place, without gradients as zero_grad leaves them, and the step that is
-        measured."""
+        """Create embeddings and parameters without gradients, as zero_grad leaves them, and return the step."""
         generator = torch.Generator().manual_seed(0)
         image, text = (torch.randn(self.pairs, self.features, generator=generator) for _ in range(2))
         loss: Callable[[Tensor, Tensor], Tensor]
@@ -101,7 +98,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def peak(batch: Batch) -> float:
-    """Megabytes of one step at its peak, beyond embeddings and parameters."""
+    """Return the peak memory of one step in MB, beyond embeddings and parameters."""
     # Freed blocks go back at once: an allocator that keeps some of them makes one run differ from the next by a third.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**18)
     context = multiprocessing.get_context("forkserver")
@@ -120,7 +117,7 @@ def _peak(batch: Batch) -> int:
 
 
 def measure(pairs: int, features: int, samples: int, rounds: int, say: Callable[[str], None]) -> list[Row]:
-    """Every row of the table."""
+    """Measure every row of the table."""
     many = Batch(pairs, features, noise="both", samples=samples)
     where = f"B = {pairs:,}, D = {features}"
 
@@ -139,13 +136,13 @@ def measure(pairs: int, features: int, samples: int, rounds: int, say: Callable[
     peaks = {name: peak(case) for name, case in cases.items()}
     rows = []
 
-    def compare(name: str, one: str, other: str, bar: float = TIME) -> None:
-        detail = f"{seconds[one]:.2f} against {seconds[other]:.2f} s"
-        rows.append(Row(f"{name}, S = 1, {where}: time", seconds[one] / seconds[other], Bar(bar), detail))
+    def compare(name: str, method: str, other: str, bar: float = TIME) -> None:
+        detail = f"{seconds[method]:.2f} against {seconds[other]:.2f} s"
+        rows.append(Row(f"{name}, S = 1, {where}: time", seconds[method] / seconds[other], Bar(bar), detail))
 
-    def weigh(name: str, one: str, other: str) -> None:
-        detail = f"{peaks[one]:,.0f} against {peaks[other]:,.0f} MB"
-        rows.append(Row(f"{name}, S = 1, {where}: memory", peaks[one] / peaks[other], Bar(MEMORY), detail))
+    def weigh(name: str, method: str, other: str) -> None:
+        detail = f"{peaks[method]:,.0f} against {peaks[other]:,.0f} MB"
+        rows.append(Row(f"{name}, S = 1, {where}: memory", peaks[method] / peaks[other], Bar(MEMORY), detail))
 
     compare("softmax, HET-XL over deterministic", "het", "det")
     weigh("softmax, HET-XL over deterministic", "het", "det")
@@ -157,9 +154,9 @@ def measure(pairs: int, features: int, samples: int, rounds: int, say: Callable[
     compare("sigmoid, HET-XL over SigLIP's loss of all logits", "sigmoid het", "sigmoid plain")
     weigh("sigmoid, HET-XL over SigLIP's loss of all logits", "sigmoid het", "sigmoid plain")
     say(f"S = {samples}")
-    found, every = peak(many), 4 * samples * pairs**2 / MEGABYTE
+    measured, every = peak(many), 4 * samples * pairs**2 / MEGABYTE
     name = f"softmax, HET-XL, S = {samples}, {where}: memory over that of one [B, S, B] tensor"
-    rows.append(Row(name, found / every, Bar(SHARE), f"{found:,.0f} against {every:,.0f} MB"))
+    rows.append(Row(name, measured / every, Bar(SHARE), f"{measured:,.0f} against {every:,.0f} MB"))
     return rows
 
 

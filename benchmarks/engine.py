@@ -1,11 +1,11 @@
-"""The fused engine against DET and against the paper's samples-first evaluation: time, memory, and the bars for both.
+"""Compare time and memory of the fused engine with DET and the paper's samples-first evaluation, and check the bars.
 
 python benchmarks/engine.py                             # about a quarter of an hour on two cores; needs 12 GB
 python benchmarks/engine.py --write docs/benchmarks.md  # also into that page, with the figures beside it
-python benchmarks/engine.py --quick                     # small sizes: shows that it runs, measures nothing of use
+python benchmarks/engine.py --quick                     # small sizes: a smoke test without meaningful numbers
 python benchmarks/engine.py --only softmax memory       # some of the measures
 
-Ends with code 1 if a bar is missed.
+The exit code is 1 if a bar is missed.
 """
 
 import argparse
@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from _bars import HEADER, Row, missed
 from _cases import THREADS
 from _curves import Curve, curves_table, measure_curve, plot_curves
 from _measures import MEASURES
-from _meter import FULL, QUICK, Meter, Sizes
-from _page import markdown_table, replace_between
-from _timing import machine
+from _meter import FULL, QUICK, Meter, Sizes, machine
+from _report import HEADER, Row, markdown_table, missed, replace_between
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -30,7 +28,7 @@ COLOURS = {"fail": "red", "pass": "green", "stretch": "bold green"}
 
 
 def run(sizes: Sizes, chosen: Sequence[str], console: Console) -> tuple[list[Row], dict[int, Curve]]:
-    """Measure what was chosen, printing every row as it comes."""
+    """Measure what was chosen and print every row as it is done."""
     rows: list[Row] = []
     curves: dict[int, Curve] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -53,7 +51,7 @@ def run(sizes: Sizes, chosen: Sequence[str], console: Console) -> tuple[list[Row
 
 
 def print_row(row: Row, console: Console) -> None:
-    """One measure in the terminal."""
+    """Print one measure to the terminal."""
     name, detail, measured, bar, stretch, verdict = row.cells()
     goal = f"bar {bar}" + (f", stretch {stretch}" if stretch else "")
     console.print(
@@ -62,7 +60,7 @@ def print_row(row: Row, console: Console) -> None:
 
 
 def report(rows: Sequence[Row], curves: dict[int, Curve], sizes: Sizes) -> str:
-    """The measured part of the page."""
+    """Return the measured part of the page."""
     failed = missed(rows)
     reached = f"{len(rows) - len(failed)} of {len(rows)} bars reached"
     parts = [

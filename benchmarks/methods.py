@@ -1,4 +1,4 @@
-"""How far predictions without samples, and with few, are from 65,536 samples on trained heads.
+"""Measure how far predictions without samples, and with few, are from 65,536 samples on trained heads.
 
 python benchmarks/methods.py [--write docs/methods.md]
 """
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _page import markdown_table, replace_between
-from _timing import machine
-from _top_k import Problem
+from _measures import Problem
+from _meter import machine
+from _report import markdown_table, replace_between
 from rich.progress import track
 from torch import Tensor
 
@@ -23,7 +23,7 @@ SAMPLES = (16, 64, 256)
 
 
 def train(problem: Problem, link: str, scale: float) -> hetxl.HetXLHead:
-    """A head after some hundred steps; `scale` multiplies the noise it starts with."""
+    """Train a head for some hundred steps; `scale` multiplies its initial noise."""
     torch.manual_seed(1)
     head = hetxl.HetXLHead(FEATURES, CLASSES, link=link, bias_init=-5.0 if link == "sigmoid" else None)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def train(problem: Problem, link: str, scale: float) -> hetxl.HetXLHead:
 
 
 def reference(head: hetxl.HetXLHead, features: Tensor) -> Tensor:
-    """Probabilities [B, K] by 65,536 samples, a few examples at a time."""
+    """Return probabilities [B, K] by 65,536 samples, a few examples at a time."""
     generator = torch.Generator().manual_seed(2)
     parts = [
         head.predict(part, num_samples=REFERENCE_SAMPLES, generator=generator).probs
@@ -49,14 +49,14 @@ def reference(head: hetxl.HetXLHead, features: Tensor) -> Tensor:
 
 
 def error(probs: Tensor, exact: Tensor, link: str) -> tuple[float, float]:
-    """Mean and largest over the examples of the total variation (softmax) or the largest error of a label (sigmoid)."""
+    """Return mean and largest over examples of the total variation (softmax) or the largest label error (sigmoid)."""
     each = (probs - exact).abs()
     each = each.sum(-1) / 2 if link == "softmax" else each.amax(-1)
     return float(each.mean()), float(each.max())
 
 
 def rows_of(link: str, scale: float) -> list[list[str]]:
-    """The table of one trained head."""
+    """Return the table of one trained head."""
     torch.manual_seed(0)
     problem = Problem(CLASSES, FEATURES)
     head = train(problem, link, scale)

@@ -1,4 +1,4 @@
-"""Time and memory of a training step with millions of classes, DET and HET-XL over the same classifier.
+"""Measure time and memory of a training step with millions of classes, DET and HET-XL over the same classifier.
 
     python benchmarks/millions.py [--quick] [--write docs/many_classes.md]
 
@@ -10,9 +10,12 @@ memory of each is that of a process of its own: W, gradients, moments, index and
 
 import argparse
 import multiprocessing
+import re
 import sys
+import sysconfig
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,11 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _bars import HEADER, Bar, Row
-from _memory import reset_peak, status
-from _ngrams import BUCKETS, CONTEXT, ngrams, words
-from _page import markdown_table, replace_between
-from _timing import interleaved_medians, machine
+from _meter import interleaved_medians, machine, reset_peak, status
+from _report import HEADER, Bar, Row, markdown_table, replace_between
 from torch import Tensor, nn
 
 from hetxl import DetHead, HetXLHead
@@ -32,13 +32,70 @@ from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClas
 from hetxl.nn import Head
 from hetxl.profiling.memory import training_memory
 
+CONTEXT = 4
+BUCKETS = 2**16  # hashes of the words of the context
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def words(libraries: tuple[str, ...], most: int) -> np.ndarray:
+    """Return ids of the words of Python sources, [n] int32, in the order of their files; a file begins with −1.
+
+    Args:
+        libraries: paths of sysconfig: "stdlib", "purelib".
+        most: stop after the file that reaches this number of words.
+    """
+    known: dict[str, int] = {}
+    ids = array("i")
+    for library in libraries:
+        root = Path(sysconfig.get_paths()[library])
+        for file in sorted(root.rglob("*.py")):
+            if library == "stdlib" and "site-packages" in file.parts:
+                continue
+            ids.append(-1)
+            ids.extend(known.setdefault(word, len(known)) for word in WORD.findall(file.read_text("utf-8", "replace")))
+            if len(ids) >= most:
+                return np.array(ids, dtype=np.int32)
+    return np.array(ids, dtype=np.int32)
+
+
+def ngrams(ids: np.ndarray, length: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return contexts and classes: the words before a run of words, and its index among the most frequent runs.
+
+    Args:
+        ids: [n] of words.
+        length: of a run.
+        num_classes: K; the most frequent runs, most frequent first.
+
+    Returns:
+        contexts: [m, CONTEXT] int64, hashed to `BUCKETS`
+        classes: [m] int64
+    """
+    count = len(ids) - length - CONTEXT + 1
+    keys = np.zeros(count, dtype=np.uint64)
+    for offset in range(length):  # a run is known by a hash of its words: two of ten million hardly ever share one
+        part = ids[CONTEXT + offset : CONTEXT + offset + count].astype(np.uint64)
+        keys = (keys ^ part) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    _, classes, times = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(times) < num_classes:
+        raise SystemExit(f"The sources hold {len(times):,} distinct runs of {length} words, fewer than {num_classes:,}")
+    order = np.argsort(-times, kind="stable")
+    rank = np.empty(len(times), dtype=np.int64)
+    rank[order] = np.arange(len(times))
+    classes = rank[classes.reshape(-1)]
+    rows = np.flatnonzero(classes < num_classes)
+    contexts = np.stack([ids[rows + offset] for offset in range(CONTEXT)], axis=1).astype(np.int64)
+    return (contexts * 2654435761 + np.arange(CONTEXT)) % BUCKETS, classes[rows]
+
+
 RANK, SAMPLES = 10, 4
 NEGATIVES, NEIGHBOURS, OTHERS = 8192, 16, 4096
 HELD_OUT = 128
 TIMES = {"linear": 5.0, "sampled": 3.0, "retrieved": 2.0}
-"""Of a step of DET, at most: S = 4 samples go through W in the place of one vector, and not through anything else."""
+"""Of a step of DET, at most: S = 4 samples go through W instead of one vector, and not through anything else."""
 ERROR = 0.1
-"""By which the formula may miss the measured peak."""
+"""Largest relative error of the formula for the peak."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +108,7 @@ class Setting:
         D: feature size.
         B: batch.
         length: of the runs of words that are the classes.
-        places: whose sources are read.
+        libraries: paths of sysconfig whose sources are read.
         steps: of the training that shows that the loss falls.
     """
 
@@ -60,12 +117,12 @@ class Setting:
     D: int
     B: int
     length: int
-    places: tuple[str, ...]
+    libraries: tuple[str, ...]
     steps: int
 
     @property
     def name(self) -> str:
-        """How the table calls it."""
+        """Return its name in the table."""
         return f"{self.kind}, K = {self.K:,}, D = {self.D}, B = {self.B}"
 
 
@@ -87,7 +144,7 @@ class Context(nn.Module):
         self.last = nn.Sequential(nn.Linear(32 * CONTEXT, features), nn.LayerNorm(features))
 
     def forward(self, words: Tensor) -> Tensor:
-        """[B, CONTEXT] to [B, D]."""
+        """Return features [B, D] of contexts [B, CONTEXT]."""
         return self.last(self.table(words).flatten(1))
 
 
@@ -106,8 +163,10 @@ class Training:
             self.classifier = RetrievedClassifier(*size, neighbours=NEIGHBOURS, others=OTHERS, sparse=True)
         self.backbone = Context(setting.D)
         options = {"rank": RANK, "train_samples": SAMPLES, "eval_samples": 16, "temperature": 1.0}
-        made = {"det": DetHead, "het-xl": HetXLHead}
-        self.heads: dict[str, Head] = {name: made[name](*size, classifier=self.classifier, **options) for name in heads}
+        head_types = {"det": DetHead, "het-xl": HetXLHead}
+        self.heads: dict[str, Head] = {
+            name: head_types[name](*size, classifier=self.classifier, **options) for name in heads
+        }
         own = [value for head in self.heads.values() if head.covariance for value in head.covariance.parameters()]
         rest = [*self.backbone.parameters(), *own]
         if setting.kind == "linear":
@@ -117,7 +176,7 @@ class Training:
             self.optimisers = [torch.optim.AdamW(rest, lr=1e-3), sparse]
 
     def step(self, name: str, inputs: Tensor, targets: Tensor) -> None:
-        """One step of one head."""
+        """Take one step of one head."""
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         self.heads[name].loss(self.backbone(inputs), targets).backward()
@@ -126,7 +185,7 @@ class Training:
 
     @torch.no_grad()
     def nll(self, name: str, inputs: Tensor, targets: Tensor) -> float:
-        """Over all classes."""
+        """Return the mean loss over all classes."""
         head = self.heads[name].eval()
         loss = float(head.loss(self.backbone(inputs), targets))
         head.train()
@@ -134,20 +193,20 @@ class Training:
 
 
 def batches(contexts: Tensor, classes: Tensor, size: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A source of batches: every call the next of a shuffled order."""
-    order, place = torch.randperm(len(classes), generator=torch.Generator().manual_seed(1)), 0
+    """Return a function whose calls give the batches of a shuffled order."""
+    order, start = torch.randperm(len(classes), generator=torch.Generator().manual_seed(1)), 0
 
     def following() -> tuple[Tensor, Tensor]:
-        nonlocal place
-        rows = order[place % (len(order) - size) :][:size]
-        place += size
+        nonlocal start
+        rows = order[start % (len(order) - size) :][:size]
+        start += size
         return contexts[rows], classes[rows]
 
     return following
 
 
 def peak_of(setting: Setting, name: str, file: str) -> int:
-    """Bytes of two steps of one head, W and all, in a process of its own."""
+    """Measure the bytes of two steps of one head, with W, in a process of its own."""
     data = np.load(file)
     following = batches(torch.from_numpy(data["contexts"]), torch.from_numpy(data["classes"]), setting.B)
     tiny = replace(setting, K=500, D=8)
@@ -160,9 +219,9 @@ def peak_of(setting: Setting, name: str, file: str) -> int:
 
 
 def predicted(setting: Setting, name: str) -> int:
-    """What the formula says."""
+    """Return the bytes that the formula predicts."""
     noisy = name == "het-xl"
-    found = {"linear": 0, "sampled": NEGATIVES, "retrieved": OTHERS + NEIGHBOURS * setting.B}
+    active = {"linear": 0, "sampled": NEGATIVES, "retrieved": OTHERS + NEIGHBOURS * setting.B}
     memory = training_memory(
         setting.D,
         setting.K,
@@ -170,7 +229,7 @@ def predicted(setting: Setting, name: str) -> int:
         batch=setting.B,
         samples=SAMPLES if noisy else 1,
         size=RANK + 1 if noisy else 0,
-        active=found[setting.kind],
+        active=active[setting.kind],
         sparse=setting.kind != "linear",
     )
     backbone = 4 * 4 * (BUCKETS * 32 + (32 * CONTEXT + 3) * setting.D)
@@ -178,7 +237,7 @@ def predicted(setting: Setting, name: str) -> int:
 
 
 def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> list[Row]:
-    """The rows of the table."""
+    """Measure the rows of the table."""
     contexts, classes = ngrams(ids, setting.length, setting.K)
     # Rows stand in the order of the files: without this, those held out would come from one of them.
     shuffled = np.random.default_rng(0).permutation(len(classes))
@@ -227,10 +286,10 @@ def main() -> int:
     read: dict[tuple[str, ...], np.ndarray] = {}
     with tempfile.TemporaryDirectory() as folder:
         for setting in QUICK if options.quick else FULL:
-            if setting.places not in read:
-                read = {setting.places: words(setting.places, 200_000 if options.quick else 40_000_000)}
+            if setting.libraries not in read:
+                read = {setting.libraries: words(setting.libraries, 200_000 if options.quick else 40_000_000)}
             print(setting.name, file=sys.stderr, flush=True)
-            rows += measure(setting, read[setting.places], Path(folder), 1 if options.quick else 5)
+            rows += measure(setting, read[setting.libraries], Path(folder), 1 if options.quick else 5)
     spent = time.perf_counter() - begin
     text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
     text += f"\n\nOn {machine(torch.get_num_threads())}; {spent:.0f} s."

@@ -1,4 +1,4 @@
-"""Prediction through an index of the classes (`RetrievedClassifier`) against prediction over all of them.
+"""Compare prediction through an index of the classes (`RetrievedClassifier`) with prediction over all of them.
 
     python benchmarks/retrieved.py [--write docs/many_classes.md]   # a million classes: about 10 minutes, 5 GB
     python benchmarks/retrieved.py --classes 20000                  # seconds; too few for an index to be worth it
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _bars import HEADER, Bar, Row, missed
-from _page import markdown_table, replace_between
-from _timing import interleaved_medians, machine
+from _meter import interleaved_medians, machine
+from _report import HEADER, Bar, Row, markdown_table, missed, replace_between
 from torch import Tensor
 
 from hetxl import HetXLHead, Prediction
@@ -54,10 +53,10 @@ class Heads(NamedTuple):
 
 
 def prepare(options: argparse.Namespace) -> Heads:
-    """The heads; W is there once, in both of them."""
+    """Build the heads, which share W."""
     K, D = options.classes, options.features
     torch.manual_seed(options.seed)
-    indexed = RetrievedClassifier(D, K, index=options.index, neighbours=32)
+    indexed = RetrievedClassifier(D, K, neighbours=32)
     centres = torch.randn(max(1, K // CLUSTER), D)
     scale = LOGIT / D
     for start in range(0, K, BLOCK):
@@ -79,18 +78,18 @@ def prepare(options: argparse.Namespace) -> Heads:
 
 
 def predict(head: HetXLHead, features: Tensor, samples: int) -> Prediction:
-    """The top classes, with the same normals for both heads."""
+    """Return the top classes, with the same normals for both heads."""
     return head.predict(features, top_k=TOP_K, num_samples=samples, generator=torch.Generator().manual_seed(0))
 
 
 def resident() -> float:
-    """Resident memory in gigabytes."""
+    """Return the resident memory in gigabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e9
 
 
 def timed(heads: Heads, options: argparse.Namespace) -> Row:
-    """How much faster the index answers."""
+    """Measure the speed-up by the index."""
     few = heads.features[: options.batch]
     tasks = {
         "whole": lambda: predict(heads.whole, few, options.samples),
@@ -103,7 +102,7 @@ def timed(heads: Heads, options: argparse.Namespace) -> Row:
 
 
 def compared(heads: Heads, options: argparse.Namespace) -> tuple[Row, str]:
-    """On how many examples the two agree, and a line on the rest."""
+    """Count the examples that the two agree on, and describe the rest in a line."""
     same, right, off, left_out = 0, 0, 0.0, 0.0
     for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
         first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))
@@ -121,7 +120,7 @@ def compared(heads: Heads, options: argparse.Namespace) -> tuple[Row, str]:
 
 
 def measure(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """The rows of the table, and lines on what is behind them."""
+    """Measure the rows of the table, and return lines with details."""
     heads = prepare(options)
     indexed = heads.retrieved.classifier
     assert isinstance(indexed, RetrievedClassifier)
@@ -149,7 +148,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="examples of one timed call")
     parser.add_argument("--rounds", type=int, default=3, help="timed calls of each, in turns")
     parser.add_argument("--noise-init", type=float, default=0.5)
-    parser.add_argument("--index", choices=("ivf", "hnsw"), default="ivf")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=1, help="of rows, features and noise; the index was chosen on 0")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")

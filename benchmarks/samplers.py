@@ -1,4 +1,4 @@
-"""How exact are the samplers of `hetxl.functional.samplers`? The error of log p[y] against many more samples.
+"""Measure the error of log p[y] for each sampler of `hetxl.functional.samplers` against many more samples.
 
 python benchmarks/samplers.py                            # tables, about three minutes on one core
 python benchmarks/samplers.py --write docs/samplers.md   # also into that page, with img/samplers.svg beside it
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from _page import markdown_table, panels, replace_between
-from _timing import interleaved_medians, machine
+from _meter import interleaved_medians, machine
+from _report import markdown_table, plot_panels, replace_between
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -52,7 +52,7 @@ class Problem:
 
 
 def make_logits(noise_scale: float) -> LogitDistribution:
-    """A HET-XL head with random weights: mean logits of standard deviation 3, noise logits of `noise_scale`."""
+    """Return logits of a random HET-XL head: mean of standard deviation 3, noise of `noise_scale`."""
     torch.manual_seed(0)
     head = hetxl.HetXLHead(D, K, rank=R, bias=False)
     torch.nn.init.normal_(head.get_parameter("classifier.weight"), std=MEAN_SCALE / math.sqrt(D))
@@ -68,7 +68,7 @@ def make_logits(noise_scale: float) -> LogitDistribution:
 
 
 def make_problem(noise_scale: float, generator: torch.Generator) -> Problem:
-    """The logits at one noise scale with their labels, and log p[y] as two independent halves agree on it."""
+    """Return the logits at one noise scale with labels, and log p[y] as two independent halves agree on it."""
     logits = make_logits(noise_scale)
     generator.manual_seed(0)  # the labels do not depend on what was measured before
     z = orthogonal(B, CHUNK, logits.size, generator=generator)
@@ -86,7 +86,7 @@ def make_problem(noise_scale: float, generator: torch.Generator) -> Problem:
 
 
 def log_p(logits: LogitDistribution, labels: Targets, z: Tensor) -> Tensor:
-    """log p[y] at τ = 1, [B], averaged over the normals z [B, S, Q]."""
+    """Return log p[y] at τ = 1, [B], averaged over the normals z [B, S, Q]."""
     blocks = []
     for block in z.split(BLOCK, dim=1):
         nll = mc_nll(logits, block, labels, temperature=1.0, link="softmax", order="factors", reduction="none")
@@ -95,22 +95,22 @@ def log_p(logits: LogitDistribution, labels: Targets, z: Tensor) -> Tensor:
 
 
 def log_mean(values: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of exp over a list of [B], in double precision."""
+    """Return the log-mean-exp over a list of [B], in double precision."""
     return torch.stack(list(values)).double().logsumexp(0) - math.log(len(values))
 
 
 def rms(values: Tensor) -> float:
-    """The root of the mean square."""
+    """Return the root of the mean square."""
     return float(values.square().mean().sqrt())
 
 
 def repetitions(samples: int) -> int:
-    """More of them where they cost little."""
+    """Return the number of repetitions: more where they cost little."""
     return max(10, 1600 // samples)
 
 
 def measure(problem: Problem, name: str, samples: int, generator: torch.Generator) -> tuple[float, float]:
-    """Root-mean-square error of log p[y] over examples and repetitions, and its own relative standard error."""
+    """Return the RMS error of log p[y] over examples and repetitions, and its own relative standard error."""
     errors = []
     for _ in range(repetitions(samples)):
         z = SAMPLERS[name](B, samples, problem.logits.size, generator=generator)
@@ -121,7 +121,7 @@ def measure(problem: Problem, name: str, samples: int, generator: torch.Generato
 
 
 def equivalent_iid(rmse: float, iid: Sequence[float], samples: Sequence[int] = SAMPLES) -> float:
-    """How many iid samples have this error, on the line through the measured iid errors (log-log, slope −1/2 outside).
+    """Return the iid samples with the same error, by interpolating the iid errors (log-log, slope −1/2 outside).
 
     Args:
         rmse: the error to match.
@@ -138,7 +138,7 @@ def equivalent_iid(rmse: float, iid: Sequence[float], samples: Sequence[int] = S
 
 
 def draw_times() -> dict[str, list[float]]:
-    """Median milliseconds to draw the normals of B examples, by sampler, one for each of SAMPLES."""
+    """Return the median milliseconds to draw the normals of B examples, by sampler, one for each of SAMPLES."""
     times: dict[str, list[float]] = {name: [] for name in SAMPLERS}
     for samples in SAMPLES:
         tasks = {name: lambda draw=draw, S=samples: draw(B, S, R + 1) for name, draw in SAMPLERS.items()}
@@ -148,28 +148,28 @@ def draw_times() -> dict[str, list[float]]:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Return three significant digits, without an exponent."""
     return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 def row_of_errors(name: str, errors: Errors) -> list[str]:
-    """The errors of one sampler as text."""
+    """Return the errors of one sampler as text."""
     return [name, *(digits(value) for value in errors[name])]
 
 
 def row_of_equivalents(name: str, errors: Errors) -> list[str]:
-    """The equivalent iid samples of one sampler as text."""
+    """Return the equivalent iid samples of one sampler as text."""
     return [name, *(f"{equivalent_iid(value, errors['iid']):,.0f}" for value in errors[name])]
 
 
 def samplers_table(corner: str, rows: Sequence[Sequence[str]]) -> str:
-    """Rows that start with a sampler's name, under the numbers of samples, as markdown."""
+    """Return rows that start with a sampler's name, under the numbers of samples, as markdown."""
     header = [corner, *(f"S = {samples}" for samples in SAMPLES)]
     return markdown_table(header, [[f"`{row[0]}`", *row[1:]] for row in rows])
 
 
 def rich_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
-    """The same for the terminal."""
+    """Return the same for the terminal."""
     table = Table(title=title, title_justify="left")
     table.add_column("sampler")
     for samples in SAMPLES:
@@ -180,18 +180,9 @@ def rich_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
 
 
 def plot(results: dict[str, Errors], path: Path) -> None:
-    """Error against S, one panel for each noise scale."""
-    marks = {"iid": "o", "antithetic": "s", "orthogonal": "D", "sobol": "^"}
-    with panels(path, len(results)) as axes:
-        for axis, (scale, errors) in zip(axes, results.items(), strict=True):
-            for name, values in errors.items():
-                axis.loglog(SAMPLES, values, marker=marks[name], label=name, linewidth=2)
-            axis.set_title(f"{scale} noise: logit std {NOISE_SCALES[scale]:g}")
-            axis.set_xticks(SAMPLES, [str(samples) for samples in SAMPLES])
-            axis.minorticks_off()
-            axis.set_xlabel("samples S")
-        axes[0].set_ylabel("error of log p[y], RMS")
-        axes[0].legend()
+    """Draw the error against S, one panel for each noise scale."""
+    titles = {scale: f"{scale} noise: logit std {NOISE_SCALES[scale]:g}" for scale in results}
+    plot_panels(path, {titles[scale]: errors for scale, errors in results.items()}, SAMPLES, "error of log p[y], RMS")
 
 
 def main() -> None:

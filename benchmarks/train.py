@@ -1,4 +1,4 @@
-"""The speed of `hetxl train` beside that of a bare PyTorch loop with the same head.
+"""Compare the speed of `hetxl train` with that of a bare PyTorch loop with the same head.
 
     python benchmarks/train.py [--quick] [--write docs/benchmarks.md]
 
@@ -16,27 +16,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _bars import HEADER, Bar, Row
-from _page import markdown_table, replace_between
-from _timing import interleaved_medians, machine
+from _meter import interleaved_medians, machine
+from _report import HEADER, Bar, Row, markdown_table, replace_between
 
 import hetxl
-from hetxl.data import open_dataset
-from hetxl.data.broken import BrokenLimit
-from hetxl.training.checkpoint import Checkpoints
-from hetxl.training.config import TrainConfig
-from hetxl.training.distributed import World
-from hetxl.training.log import Log
-from hetxl.training.loop import Trainer
-from hetxl.training.model import build_model
-from hetxl.training.progress import Narrator
+from hetxl_train.checkpoint import Checkpoints
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data import open_dataset
+from hetxl_train.data.dataset import UnreadableExamples
+from hetxl_train.distributed import World
+from hetxl_train.loop import Trainer
+from hetxl_train.runs import Log
+from hetxl_train.tasks.classification import ClassificationTask
 
-SHARE = 0.9
-"""Of the bare loop's speed, at least."""
+SHARE = 0.9  # of the bare loop's speed, at least
 
 
 def measure(folder: Path, rows: int, features: int, classes: int, steps: int, rounds: int) -> Row:
-    """The speed of the loop of `hetxl train`, as a share of the bare loop's."""
+    """Measure the speed of the loop of `hetxl train` relative to the bare loop's."""
     generator = np.random.default_rng(0)
     np.savez(
         folder / "data.npz",
@@ -44,16 +42,15 @@ def measure(folder: Path, rows: int, features: int, classes: int, steps: int, ro
         labels=np.concatenate([np.arange(classes), generator.integers(0, classes, rows - classes)]),
     )
     dataset = open_dataset(folder / "data.npz")
-    config = TrainConfig(head="het-xl", steps=steps, evaluate_every=steps, device="cpu")
+    config = TrainConfig(head="het-xl", steps=steps, evaluate_every=steps, temperature="1.0", device="cpu")
     number = iter(range(10**6))
 
     def ours() -> None:
-        place = folder / f"run{next(number)}"
-        model = build_model(config, dataset.input, dataset.num_classes, "softmax")
-        checkpoints = Checkpoints(place / "checkpoints")
-        world, narrator = World(torch.device("cpu")), Narrator(quiet=True)
-        trainer = Trainer(config, model, dataset.splits["train"], steps, checkpoints, world, narrator, BrokenLimit())
-        log = Log(place / "log.jsonl")
+        run_dir = folder / f"run{next(number)}"
+        checkpoints, console = Checkpoints(run_dir / "checkpoints"), Console(quiet=True)
+        task = ClassificationTask(config, dataset, World(torch.device("cpu")), console, run_dir)
+        trainer = Trainer(task, checkpoints, console, UnreadableExamples())
+        log = Log(run_dir / "log.jsonl")
         trainer.train(log, lambda: {"nll": 0.0})
         log.close()
 
@@ -72,11 +69,11 @@ def measure(folder: Path, rows: int, features: int, classes: int, steps: int, ro
             loss.backward()
             optimiser.step()
 
-    found = interleaved_medians({"ours": ours, "bare": bare}, rounds)
+    seconds = interleaved_medians({"ours": ours, "bare": bare}, rounds)
     name = f"hetxl train, {rows:,} × {features} features, K = {classes:,}, B = {config.batch_size}, S = "
     name += f"{config.train_samples}: speed over a bare loop's"
-    detail = f"{steps / found['ours']:.2f} against {steps / found['bare']:.2f} steps/s"
-    return Row(name, found["bare"] / found["ours"], Bar(SHARE, at_least=True), detail)
+    detail = f"{steps / seconds['ours']:.2f} against {steps / seconds['bare']:.2f} steps/s"
+    return Row(name, seconds["bare"] / seconds["ours"], Bar(SHARE, at_least=True), detail)
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetxl
-from hetxl.data.synthetic import FeatureSplit, load_synthetic
+from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
 
 B, D, EPOCHS = 256, 16, 4
 

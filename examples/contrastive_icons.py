@@ -1,7 +1,7 @@
 """Two towers that learn icons and their names, then name icons never seen, of a design never seen, by names never seen.
 
 A share of the names is swapped before, as captions from the web are. `python examples/contrastive_icons.py page.html`
-keeps the page with the pictures; `hetxl contrastive train icons` is the same on all 24,000 icons.
+keeps the page with the images; `hetxl contrastive train icons` is the same on all 24,000 icons.
 """
 
 import json
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from hetxl.contrastive.config import ContrastiveConfig
-from hetxl.contrastive.train import train
-from hetxl.data.build import Unavailable
-from hetxl.data.icons import build_icons
-from hetxl.report.contrastive import write_contrastive_report
-from hetxl.training.progress import Narrator
+from hetxl_lab.build.packages import Unavailable
+from hetxl_lab.datasets.icons import build_icons
+from hetxl_train.config import ContrastiveConfig
+from hetxl_train.console import Console
+from hetxl_train.report.contrastive import write_contrastive_report
+from hetxl_train.training import train
 
 EACH = 200
 """Icons of each of twelve fonts, so that it takes seconds."""
@@ -35,7 +35,7 @@ def main() -> None:
             ContrastiveConfig(
                 data=f"icons:each={EACH}", head="het-xl", swap=0.1, steps=70, batch_size=128, out=f"{folder}/run"
             ),
-            narrator=Narrator(quiet=True),
+            console=Console(quiet=True),
         )
         result = json.loads((run.path / "result.json").read_text())
         zero_shot = result["metrics"]["test"]["zero_shot"]

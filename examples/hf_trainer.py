@@ -65,8 +65,8 @@ def main() -> None:
         trainer = Trainer(model=model, args=arguments, train_dataset=training, eval_dataset=clean)
         trainer.train()  # labels go to the head's fused loss
         print(trainer.evaluate())
-        found = trainer.predict(clean)
-        print(f"{(np.argmax(found.predictions, -1) == found.label_ids).mean():.1%} right")  # log-probabilities
+        output = trainer.predict(clean)
+        print(f"{(np.argmax(output.predictions, -1) == output.label_ids).mean():.1%} right")  # log-probabilities
 
         model.save_pretrained(directory)
         again = from_pretrained(directory)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetxl
-from hetxl.data.synthetic import FeatureSplit, load_synthetic
 from hetxl.integrations.lightning import HeadMonitor, HetXLModule
+from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
 
 D = 16
 

@@ -66,9 +66,9 @@ def main() -> None:
 
     for row in probs:
         top = row.argsort()[::-1][:3]
-        print("  " + ", ".join(f"{names[place]} {row[place]:.0%}" for place in top))
-    wanted = model.head.predict(model.body(inputs), noise=module.noise).probs
-    largest = np.abs(probs - wanted.numpy()).max()
+        print("  " + ", ".join(f"{names[index]} {row[index]:.0%}" for index in top))
+    expected = model.head.predict(model.body(inputs), noise=module.noise).probs
+    largest = np.abs(probs - expected.numpy()).max()
     print(f"onnxruntime and head.predict agree {'to 1e-5' if largest <= 1e-5 else f'only to {largest:.0e}'}")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hetxl
-from hetxl.data.synthetic import FeatureSplit, load_synthetic
+from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
 
 B, D, STEPS = 256, 16, 300
 

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import fully_shard
 
 from hetxl import HetXLHead
 from hetxl.classifiers.sharded import ShardedClassifier
-from hetxl.data.synthetic import FeatureSplit, load_synthetic
-from hetxl.training.distributed import leave
+from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
+from hetxl_train.distributed import destroy_process_group
 
 B, D, K = 128, 16, 30
 
@@ -67,7 +67,7 @@ def train(
     replica, replicas = mesh["data"].get_local_rank(), mesh["data"].size()
     first = 1
     # Metadata is written last: what has it is whole.
-    whole = sorted(int(place.parent.name) for place in out.glob("*/.metadata"))
+    whole = sorted(int(path.parent.name) for path in out.glob("*/.metadata"))
     if whole:
         values, moments = get_state_dict(model, optimiser)
         state = {"model": values, "optimiser": moments}
@@ -117,7 +117,7 @@ def main(after_step: Callable[[int], None] = lambda step: None) -> None:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         train(mesh, out, options.steps, options.every, after_step)
-    leave()
+    destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def main() -> None:
             f"  {NAMES[digits_test[row]]}: {shown}; entropy {entropy:.2f} nats, {entropy - within:.2f} from noise"
         )
 
-    given = model.predict_proba(X)[np.arange(len(X)), np.searchsorted(model.classes_, labels)]
-    found = wrong[given.argsort()[:SUSPECTS]].mean()
-    console.print(f"\nOf the {SUSPECTS} training labels that it believes least, {found:.0%} are wrong.")
+    label_probs = model.predict_proba(X)[np.arange(len(X)), np.searchsorted(model.classes_, labels)]
+    wrong_share = wrong[label_probs.argsort()[:SUSPECTS]].mean()
+    console.print(f"\nOf the {SUSPECTS} training labels that it believes least, {wrong_share:.0%} are wrong.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/timm_finetune.py [--model resnet18 --pretrained --steps 40]
 
-The data is drawn: pictures of eight patterns, a fifth of them with the label of another pattern.
+The data is drawn: images of eight patterns, a fifth of them with the label of another pattern.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import hetxl
 
 
-def pictures(count: int, size: int, wrong: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def stripes(count: int, size: int, wrong: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Stripes of eight directions under noise [n, 3, size, size], and their labels [n], a share of them wrong."""
     labels = torch.randint(8, (count,), generator=generator)
     angle = labels[:, None, None] * torch.pi / 8
@@ -41,7 +41,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model.train()
     for step in range(arguments.steps):
-        images, labels = pictures(32, arguments.size, 0.2, generator)
+        images, labels = stripes(32, arguments.size, 0.2, generator)
         loss = F.cross_entropy(model(images), labels)  # or: hetxl.fused_loss(model, images, labels)
         optimizer.zero_grad()
         loss.backward()
@@ -50,10 +50,10 @@ def main() -> None:
             print(f"step {step + 1}: loss {loss.item():.3f}")
 
     model.eval()
-    images, labels = pictures(200, arguments.size, 0.0, generator)
+    images, labels = stripes(200, arguments.size, 0.0, generator)
     prediction = hetxl.predict(model, images)
     right = (prediction.labels == labels).float().mean()
-    print(f"{right:.1%} of 200 clean pictures right; mean entropy {prediction.entropy.mean():.2f} nats")
+    print(f"{right:.1%} of 200 clean images right; mean entropy {prediction.entropy.mean():.2f} nats")
     print(prediction.describe(0))
 
     model.reset_classifier(5)  # another task: timm's own call, and the new classifier has a head again

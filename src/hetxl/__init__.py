@@ -9,19 +9,25 @@ prediction = head.predict(features, top_k=5)
 model = hetxl.convert(model)                                     # or a whole model, its last layer swapped
 """
 
-from hetxl import classifiers, contrastive, functional, nn
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hetxl import _moved
 from hetxl._version import __version__
-from hetxl.integrations.convert import convert, fused_loss, predict, revert
-from hetxl.nn import (
-    DetHead,
-    FixedTemperature,
-    HetHashHead,
-    HetHead,
-    HetXLHead,
-    LearnedTemperature,
-    Prediction,
-    build_head,
-)
+
+if TYPE_CHECKING:
+    from hetxl import classifiers, contrastive, functional, integrations, metrics, nn
+    from hetxl.integrations.convert import convert, fused_loss, predict, revert
+    from hetxl.nn import (
+        DetHead,
+        FixedTemperature,
+        HetHashHead,
+        HetHead,
+        HetXLHead,
+        LearnedTemperature,
+        Prediction,
+        build_head,
+    )
 
 __all__ = [
     "DetHead",
@@ -38,7 +44,28 @@ __all__ = [
     "convert",
     "functional",
     "fused_loss",
+    "integrations",
+    "metrics",
     "nn",
     "predict",
     "revert",
 ]
+
+_moved.install()
+_PACKAGES = ("classifiers", "contrastive", "functional", "integrations", "metrics", "nn")
+_CONVERSION = ("convert", "fused_loss", "predict", "revert")
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use: torch takes seconds to import, and `hetxl --help` needs none of it."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"hetxl.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'hetxl' has no attribute {name!r}")
+    value = getattr(importlib.import_module("hetxl.integrations.convert" if name in _CONVERSION else "hetxl.nn"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,11 +19,11 @@ def test_copies_are_the_slope_of_the_peaks(curves):
 
 
 def test_a_step_fits_until_the_budget(curves):
-    low, high, wanted = cases(curves, 16, 64, 256)
+    low, high, largest = cases(curves, 16, 64, 256)
     measured = [(case, 1e6 + 5 * curves.logits_bytes(case)) for case in (low, high)]
-    needed = 1e6 + 5 * curves.logits_bytes(wanted)
-    assert curves.fits(wanted, measured, budget=needed + 1)
-    assert not curves.fits(wanted, measured, budget=needed - 1)
+    needed = 1e6 + 5 * curves.logits_bytes(largest)
+    assert curves.fits(largest, measured, budget=needed + 1)
+    assert not curves.fits(largest, measured, budget=needed - 1)
 
 
 def test_the_first_two_steps_are_always_measured(curves):

@@ -8,10 +8,10 @@ def samplers(load):
     return load("samplers")
 
 
-@pytest.mark.parametrize("wanted", [1, 4, 10, 100, 700, 5000])
-def test_equivalent_iid_inverts_an_exact_line(samplers, wanted):
+@pytest.mark.parametrize("count", [1, 4, 10, 100, 700, 5000])
+def test_equivalent_iid_inverts_an_exact_line(samplers, count):
     iid = [3 / samples**0.5 for samples in samplers.SAMPLES]
-    assert samplers.equivalent_iid(3 / wanted**0.5, iid) == pytest.approx(wanted)
+    assert samplers.equivalent_iid(3 / count**0.5, iid) == pytest.approx(count)
 
 
 @pytest.mark.parametrize(

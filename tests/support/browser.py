@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 PATIENCE = 20.0
 """Seconds to wait for an answer."""
 OPTIONS = (
@@ -30,12 +32,9 @@ OPTIONS = (
 )
 
 
-def find_chromium() -> str:
-    """Where Chromium is; an error that says how to get it, if it is nowhere."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        raise FileNotFoundError("chromium is missing: run make browser")
-    return found
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+"""The browser's executable; None if it is not installed."""
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; `make browser` installs it")
 
 
 class Browser:
@@ -53,7 +52,7 @@ class Browser:
             os.dup2(to_write, 4)
 
         self._process = subprocess.Popen(
-            [find_chromium(), *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
+            [str(CHROMIUM), *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -138,18 +137,18 @@ class Tab:
     def problems(self) -> list[str]:
         """What the console shows of errors and warnings: scripts, refused loads, broken markup."""
         self.evaluate("0")  # events before this answer have arrived with it
-        found = []
+        errors = []
         for event in self._browser.events:
             if event.get("sessionId") != self._session or "method" not in event:
                 continue
             params = event["params"]
             if event["method"] == "Runtime.exceptionThrown":
-                found.append(params["exceptionDetails"]["text"])
+                errors.append(params["exceptionDetails"]["text"])
             elif event["method"] == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-                found.append(params["entry"]["text"])
+                errors.append(params["entry"]["text"])
             elif event["method"] == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-                found.append(str(params["args"]))
-        return found
+                errors.append(str(params["args"]))
+        return errors
 
     def screenshot(self, path: Path) -> Path:
         """The whole page as a PNG."""

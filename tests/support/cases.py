@@ -3,13 +3,23 @@
 import torch
 
 from hetxl.nn import HEADS, Head, build_head
+from hetxl.registry import COVARIANCES, LINKS, RESIDUALS
 
-LINKS = ("softmax", "sigmoid")
-COVARIANCES = ("efficient", "low_rank", "diagonal", "full")
-RESIDUALS = ("rank1", "diagonal")
+__all__ = ["COVARIANCES", "GRID", "LINKS", "NOISY_GRID", "RESIDUALS", "VARIANTS", "make", "normals", "targets_for"]
 
 VARIANTS = {name: (name, {}) for name in HEADS} | {"het-xl-own": ("het-xl", {"noise_features": 3})}
 """The four heads, and HET-XL with its own projection."""
+
+NOISY_GRID = [
+    (variant, covariance, residual)
+    for variant in VARIANTS
+    for covariance in COVARIANCES
+    for residual in RESIDUALS
+    if variant != "det" and (covariance != "full" or residual == "rank1")
+]
+"""Every head with noise, covariance and residual that differ: `full` takes no residual."""
+GRID = [("det", "efficient", "rank1"), *NOISY_GRID]
+"""The same with DET, which has neither covariance nor residual."""
 
 
 def make(variant: str, features: int = 5, classes: int = 7, *, dtype: torch.dtype = torch.float64, **options) -> Head:

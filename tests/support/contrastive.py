@@ -66,8 +66,8 @@ def normals(model: Pairs, samples: int) -> tuple[Tensor | None, Tensor | None]:
     """Normals of the whole batch, for images and for texts."""
     generator = torch.Generator().manual_seed(2)
     modules = model.loss.image_noise, model.loss.text_noise
-    found = [None if module is None else module.draw(B, samples, generator) for module in modules]
-    return found[0], found[1]
+    draws = [None if module is None else module.draw(B, samples, generator) for module in modules]
+    return draws[0], draws[1]
 
 
 def rows_of(rank: int, ranks: int, split: str) -> slice:
@@ -94,40 +94,40 @@ def whole(name: str, **options: Any) -> dict[str, Any]:
     return step(model, slice(0, B), normals(model, model.loss.samples), **options)
 
 
-def averaged(found: dict[str, Any], ranks: int) -> dict[str, Any]:
+def averaged(values: dict[str, Any], ranks: int) -> dict[str, Any]:
     """The mean over the processes of their gradients, as DDP takes it, in one message; the loss is left as it is."""
-    names = [name for name in found if name != "loss"]
-    packed = torch.cat([found[name].flatten() for name in names])
+    names = [name for name in values if name != "loss"]
+    packed = torch.cat([values[name].flatten() for name in names])
     dist.all_reduce(packed)
-    parts = (packed / ranks).split([found[name].numel() for name in names])
-    means = {name: part.view_as(found[name]) for name, part in zip(names, parts, strict=True)}
-    return {"loss": found["loss"]} | means
+    parts = (packed / ranks).split([values[name].numel() for name in names])
+    means = {name: part.view_as(values[name]) for name, part in zip(names, parts, strict=True)}
+    return {"loss": values["loss"]} | means
 
 
 def everything(rank: int, ranks: int) -> dict[str, Any]:
     """Every case, and what is special."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for split in (EVEN, UNEVEN) if ranks > 2 else (EVEN,):
         part = rows_of(rank, ranks, split)
         for name, options in CASES.items():
             model = Pairs(**options)
             noise = normals(model, model.loss.samples)
-            found[f"{name}, {split}"] = averaged(step(model, part, noise), ranks)
+            results[f"{name}, {split}"] = averaged(step(model, part, noise), ranks)
     for name in UNDER_DDP:
         model = Pairs(**CASES[name])
         wrapped = DistributedDataParallel(model)
-        found[f"{name}, DDP"] = step(wrapped, rows_of(rank, ranks, EVEN), normals(model, model.loss.samples))
+        results[f"{name}, DDP"] = step(wrapped, rows_of(rank, ranks, EVEN), normals(model, model.loss.samples))
     part = rows_of(rank, ranks, EVEN)
-    found["no samples"] = step(DistributedDataParallel(Pairs()), part, num_samples=0)
-    found["generator"] = step(DistributedDataParallel(Pairs()), part, generator=torch.Generator().manual_seed(5))
-    found["alone"] = step(Pairs(gather=False, noise="none"), part)
+    results["no samples"] = step(DistributedDataParallel(Pairs()), part, num_samples=0)
+    results["generator"] = step(DistributedDataParallel(Pairs()), part, generator=torch.Generator().manual_seed(5))
+    results["alone"] = step(Pairs(gather=False, noise="none"), part)
     groups = [dist.new_group([member]) for member in range(ranks)]
-    found["own group"] = step(Pairs(group=groups[rank], noise="none"), part)
+    results["own group"] = step(Pairs(group=groups[rank], noise="none"), part)
     with torch.no_grad():
         image, text = inputs()
         model = Pairs(link="sigmoid", gather="ring")
         z_image, z_text = normals(model, 1)
         assert z_image is not None
         assert z_text is not None
-        found["evaluated"] = model(image[part], text[part], noise=(z_image[part], z_text[part]))
-    return found
+        results["evaluated"] = model(image[part], text[part], noise=(z_image[part], z_text[part]))
+    return results

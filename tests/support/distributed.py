@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hetxl.training.distributed import leave
+from hetxl_train.distributed import destroy_process_group
 from support.cases import LINKS, VARIANTS, make, normals, targets_for
 
 RANKS = 2
@@ -45,11 +45,11 @@ def setting(variant: str, link: str, **options: Any) -> tuple[Classifier, Tensor
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradients of all parameters by name, whole where they are sharded."""
-    found = {}
+    values = {}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        found[name.removeprefix("module.")] = _whole(parameter.grad).detach().clone()
-    return found
+        values[name.removeprefix("module.")] = _whole(parameter.grad).detach().clone()
+    return values
 
 
 def _whole(values: Any) -> Tensor:
@@ -79,7 +79,7 @@ def _enter(rank: int, worker: Callable[[int], Any], folder: str) -> None:
     try:
         torch.save(worker(rank), f"{folder}/rank{rank}.pt")
     finally:
-        leave()
+        destroy_process_group()
 
 
 def _half(rank: int) -> slice:
@@ -88,26 +88,26 @@ def _half(rank: int) -> slice:
 
 def replicated(rank: int) -> dict[str, Any]:
     """DDP: gradients of every case, each rank with its half of the batch; an empty rank; three steps."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     part = _half(rank)
     for variant, link in CASES:
         model, features, targets, noise = setting(variant, link)
         model = DistributedDataParallel(model)
         model(features[part], targets[part], None if noise is None else noise[part]).backward()
-        found[f"{variant} {link}"] = gradients(model)
+        results[f"{variant} {link}"] = gradients(model)
 
     model, features, targets, noise = setting("het-xl", "softmax")
     assert noise is not None
     model = DistributedDataParallel(model)
     model(features[part], targets[part] if rank == 0 else torch.full((B // RANKS,), -100), noise[part]).backward()
-    found["second rank empty"] = gradients(model)
+    results["second rank empty"] = gradients(model)
 
     model, features, targets, _ = setting("het-xl", "softmax")
-    found["before"] = _values(model)
+    results["before"] = _values(model)
     model = DistributedDataParallel(model)
     _train(model, features[part], targets[part], rank)
-    found["after"] = _values(model.module)
-    return found
+    results["after"] = _values(model.module)
+    return results
 
 
 def sharded(rank: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def sharded_with_learned_temperature(rank: int) -> dict[str, Any]:
 
 
 def _sharded(rank: int, **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     part = _half(rank)
     mesh = init_device_mesh("cpu", (RANKS,))
 
@@ -134,25 +134,25 @@ def _sharded(rank: int, **options: Any) -> dict[str, Any]:
     for variant, link in CASES:
         model, features, targets, noise = setting(variant, link, **options)
         shard(model)(features[part], targets[part], None if noise is None else noise[part]).backward()
-        found[f"{variant} {link}"] = gradients(model)
+        results[f"{variant} {link}"] = gradients(model)
 
     model, features, targets, noise = setting("het-xl", "softmax", **options)
     assert noise is not None
     F.nll_loss(shard(model)(features[part], None, noise[part]), targets[part]).backward()
-    found["log-probabilities"] = gradients(model)
+    results["log-probabilities"] = gradients(model)
 
     model, features, targets, noise = setting("het-xl", "softmax", **options)
     assert noise is not None
     shard(model.float(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
     model(features[part].float(), targets[part], noise[part].float()).backward()
-    found["bfloat16"] = gradients(model)
+    results["bfloat16"] = gradients(model)
 
     model, features, targets, _ = setting("het-xl", "softmax", **options)
-    found["before"] = _values(model)
+    results["before"] = _values(model)
     shard(model)
     _train(model, features[part], targets[part], rank)
-    found["after"] = _values(model)
-    return found
+    results["after"] = _values(model)
+    return results
 
 
 def _train(model: nn.Module, features: Tensor, targets: Tensor, rank: int) -> None:

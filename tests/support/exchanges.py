@@ -26,11 +26,11 @@ def exchanges(rank: int, ranks: int) -> dict[str, Any]:
     """Every collective with its gradients; process 1 of the last has nothing."""
     ranks_of = Ranks(init_device_mesh("cpu", (ranks,)))
     own, common, weight = exchanged(rank), exchanged(99), exchanged(100)
-    found: dict[str, Any] = {"first": ranks_of.first, "size": ranks_of.size}
+    answers: dict[str, Any] = {"first": ranks_of.first, "size": ranks_of.size}
 
     def record(name: str, value: Tensor, *inputs: Tensor) -> None:
         gradients = torch.autograd.grad((value * weight[: value.shape[-1]]).sum(), inputs)
-        found[name] = value.detach(), *gradients, ranks_of.traffic.bytes, ranks_of.traffic.calls
+        answers[name] = value.detach(), *gradients, ranks_of.traffic.bytes, ranks_of.traffic.calls
         ranks_of.traffic.reset()
 
     first, second = common.clone().requires_grad_(), common[0].clone().float().requires_grad_()
@@ -41,18 +41,18 @@ def exchanges(rank: int, ranks: int) -> dict[str, Any]:
     values, parts = own.clone().requires_grad_(), exchanged(rank + 50).requires_grad_()
     record("log-sum-exp", torch.sub(*log_sum_exp_over_ranks(ranks_of, values, parts)), values, parts)
     alone = torch.full_like(own, 0.5 if rank == 0 else -torch.inf)
-    found["alone"] = log_sum_exp_over_ranks(ranks_of, alone, torch.zeros_like(alone))[0]
+    answers["alone"] = log_sum_exp_over_ranks(ranks_of, alone, torch.zeros_like(alone))[0]
     ranks_of.traffic.reset()
     values = own[:, : 1 if rank == ranks - 1 else 2].clone().requires_grad_()
     record("gather", gather_from_ranks(ranks_of, values, 2 * ranks - 1), values)
-    found["differ"] = ranks_of.differ(torch.tensor([1.0, float(rank)]), "test")
+    answers["differ"] = ranks_of.differ(torch.tensor([1.0, float(rank)]), "test")
     values = own.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(sum_over_ranks(ranks_of, values).square().sum(), values, create_graph=True)
     try:
         gradient.sum().backward()
     except RuntimeError as error:
-        found["twice"] = str(error)
-    return found
+        answers["twice"] = str(error)
+    return answers
 
 
 def exchanged(seed: int) -> Tensor:
@@ -62,7 +62,7 @@ def exchanged(seed: int) -> Tensor:
 
 def lost(rank: int, ranks: int, timeout: float) -> dict[str, Any]:
     """Process 1 is killed in the middle of a step, process 2 is slower than the time-out; what process 0 says of it."""
-    found, models = {}, {}
+    answers, models = {}, {}
     for name, other in (("killed", 1), ("slow", 2)):
         group = dist.new_group([0, other], timeout=timedelta(seconds=timeout))
         if rank in (0, other):
@@ -81,5 +81,5 @@ def lost(rank: int, ranks: int, timeout: float) -> dict[str, Any]:
             try:
                 loss.backward()
             except LostRankError as error:
-                found[name] = {"message": str(error), "seconds": time.monotonic() - started}
-    return found
+                answers[name] = {"message": str(error), "seconds": time.monotonic() - started}
+    return answers

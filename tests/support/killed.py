@@ -1,4 +1,4 @@
-"""A training that is killed again and again, in a process of its own.
+"""A run that is killed again and again, in a process of its own.
 
 The process imports everything, computes nothing, and forks: each child trains and is killed at a random moment, and the
 next takes up what it left. Forking is safe because the parent has started no thread, and fast because nothing is
@@ -16,9 +16,9 @@ import time
 import traceback
 from pathlib import Path
 
-from hetxl.training.config import TrainConfig
-from hetxl.training.progress import Narrator
-from hetxl.training.train import train
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.training import train
 
 OPTIONS = {
     "data": "synthetic:rows=1500,classes=12,features=6",
@@ -45,11 +45,11 @@ OPTIONS = {
 
 def run(directory: Path) -> None:
     """Train to the end."""
-    train(TrainConfig(**OPTIONS, out=str(directory)), narrator=Narrator(quiet=True))
+    train(TrainConfig(**OPTIONS, out=str(directory)), console=Console(quiet=True))
 
 
 def main(directory: Path, kills: int, seed: int) -> None:
-    """Kill the training this often, then let it end."""
+    """Kill the run this often, then let it end."""
     draw = random.Random(seed)
     killed, where = 0, []
     while True:
@@ -74,10 +74,10 @@ def main(directory: Path, kills: int, seed: int) -> None:
             break
         else:  # it ended before enough kills: take the result away, and the last checkpoints, to go on from earlier
             (directory / "result.json").unlink()
-            for place in sorted(directory.glob("checkpoints/step-*"))[1:]:
-                for file in place.iterdir():
+            for checkpoint in sorted(directory.glob("checkpoints/step-*"))[1:]:
+                for file in checkpoint.iterdir():
                     file.unlink()
-                place.rmdir()
+                checkpoint.rmdir()
     print(json.dumps({"killed": killed, "checkpoints": where}))
 
 

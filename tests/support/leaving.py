@@ -8,11 +8,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-from hetxl.training.distributed import leave
+from hetxl_train.distributed import destroy_process_group
 
 sys.setswitchinterval(100)
 dist.init_process_group("gloo")
-kept, values = dist.group.WORLD, torch.ones(4)
+group, values = dist.group.WORLD, torch.ones(4)
 for _ in range(20):
-    dist.all_reduce(values, group=kept)
-leave()
+    dist.all_reduce(values, group=group)
+destroy_process_group()

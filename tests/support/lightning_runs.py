@@ -1,4 +1,4 @@
-"""Short trainings with Lightning, without files or output."""
+"""Short runs with Lightning, without files or output."""
 
 from pathlib import Path
 from typing import Any

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hetxl.contrastive.config import ContrastiveConfig
-from hetxl.contrastive.train import train
-from hetxl.training.progress import Narrator
+from hetxl_train.config import ContrastiveConfig
+from hetxl_train.console import Console
+from hetxl_train.training import train
 
-QUIET = Narrator(quiet=True)
+QUIET = Console(quiet=True)
 COLOURS = ("red", "green", "blue")
 SIZES = ("small", "large")
 
@@ -24,22 +24,22 @@ def vectors_file(
     images = rng.standard_normal((count, size)).astype(np.float32)
     turn = np.linalg.qr(rng.standard_normal((size, size)))[0]
     texts = (images @ turn + 0.1 * rng.standard_normal((count, size))).astype(np.float32)
-    found = {"images": images}
-    names = captions if isinstance(captions, list) else [f"number {place}" for place in range(count)]
-    found |= {"captions": np.array(names)} if captions else {"texts": texts}
-    np.savez(path, **(found | arrays))
+    contents = {"images": images}
+    names = captions if isinstance(captions, list) else [f"number {row}" for row in range(count)]
+    contents |= {"captions": np.array(names)} if captions else {"texts": texts}
+    np.savez(path, **(contents | arrays))
     return path
 
 
-def picture_folder(folder: Path, each: int = 4, size: int = 16, suffix: str = ".png") -> Path:
-    """Pictures of a colour and a size of square, each with its caption beside it."""
+def image_folder(folder: Path, each: int = 4, size: int = 16, suffix: str = ".png") -> Path:
+    """Images of a colour and a size of square, each with its caption beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    for place, colour in enumerate(COLOURS):
+    for channel, colour in enumerate(COLOURS):
         for inside, name in zip((4, 10), SIZES, strict=True):
             for number in range(each):
                 pixels = rng.integers(0, 60, (size, size, 3), dtype=np.uint8)
-                pixels[:inside, :inside, place] = 255
+                pixels[:inside, :inside, channel] = 255
                 Image.fromarray(pixels).save(folder / f"{colour}-{name}-{number}{suffix}")
                 (folder / f"{colour}-{name}-{number}.txt").write_text(f"a {name} {colour} square number {number}\n")
     return folder
@@ -48,12 +48,12 @@ def picture_folder(folder: Path, each: int = 4, size: int = 16, suffix: str = ".
 def train_on_rank(folder: str, data: str, rank: int) -> dict[str, list[float]]:
     """Train on one of two processes; gives the losses of the log."""
     os.environ["WORLD_SIZE"] = "2"
-    run = train(small(data, f"{folder}/run", log_every=1), narrator=QUIET)
+    run = train(small_pairs(data, f"{folder}/run", log_every=1), console=QUIET)
     lines = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
     return {"losses": [line["loss"] for line in lines if line["kind"] == "step"]}
 
 
-def small(data: Path | str, out: Path | str | None = None, **options: object) -> ContrastiveConfig:
+def small_pairs(data: Path | str, out: Path | str | None = None, **options: object) -> ContrastiveConfig:
     """A configuration that trains in a second."""
     usual = {
         "data": str(data),

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from hetxl import DetHead
-from hetxl.data.dataset import Broken, Fetched, Shown, Split
-from hetxl.data.labels import Labels
-from hetxl.evaluation import Records, RecordsBuilder
 from hetxl.functional import LabelLists
+from hetxl.metrics import Records, RecordsBuilder
 from hetxl.nn import Prediction
+from hetxl_train.data.dataset import Fetched, Shown, Split, Unreadable
+from hetxl_train.data.labels import Labels
 
 
 def predict_logits(logits: Tensor, link: str = "softmax") -> Prediction:
@@ -71,7 +71,7 @@ class ArraySplit(Split):
     def fetch(self, rows, seeds=None) -> Fetched:
         assert seeds is None
         good = np.array([row for row in rows if row not in self.broken], dtype=np.int64)
-        broken = [Broken(f"row {row}", "cannot be read") for row in rows if row in self.broken]
+        broken = [Unreadable(f"row {row}", "cannot be read") for row in rows if row in self.broken]
         return Fetched(torch.from_numpy(self.inputs[good]), good, broken)
 
     def show(self, row: int) -> Shown:

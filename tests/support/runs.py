@@ -34,7 +34,7 @@ HEADS = {  # label: head, parameters, NLL after training, seconds
 FILES = ("config.json", "result.json", "log.jsonl", "curves.json", "confusions.json", "examples.json")
 
 
-def picture(red: int, green: int, blue: int, side: int = 24) -> str:
+def colour_image(red: int, green: int, blue: int, side: int = 24) -> str:
     """A square of one colour as a data: URI."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
@@ -192,9 +192,9 @@ def _write_log(path: Path, label: str, nll: float, steps: int, seconds: float, d
 
 
 def _curves(error: float) -> dict:
-    confidence = [(place + 0.5) / 15 for place in range(15)]
+    confidence = [(index + 0.5) / 15 for index in range(15)]
     reliability = [[sure, max(0.0, sure - 2 * error * sure), 1333] for sure in confidence]
-    coverage = [(place + 1) / 100 for place in range(100)]
+    coverage = [(index + 1) / 100 for index in range(100)]
     return {
         "reliability": reliability,
         "risk_coverage": [[share, 0.05 + 0.55 * share**1.5 + error] for share in coverage],
@@ -202,21 +202,21 @@ def _curves(error: float) -> dict:
 
 
 def _pairs(draw: random.Random, noise: bool) -> list[dict]:
-    found = []
+    pairs = []
     for first, second in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True):
         correlation = round(draw.uniform(-0.98, 0.6), 3) if noise else None
         entry = {"first": first, "second": second, "correlation": correlation, "weight": draw.random()}
-        found.append(
+        pairs.append(
             entry | {"examples": draw.randrange(10, 4000), "confused": draw.randrange(60), "confused_share": 0.31}
         )
-    return found
+    return pairs
 
 
 def _examples(draw: random.Random) -> dict:
     def entry(row: int, hit: bool) -> dict:
         sure = draw.uniform(0.5, 0.95)
         text = f'def f{row}(x):\n    if x == "{SCRIPT}":\n        return self.' if row % 2 else None
-        image = None if row % 2 else picture(40 * row % 256, 120, 200 - 10 * row)
+        image = None if row % 2 else colour_image(40 * row % 256, 120, 200 - 10 * row)
         shown = {"row": row, "text": text, "image": image, "path": f"folder/{row} <b>.png" if image else None}
         names = draw.sample(NAMES, 3)
         top = [[names[0], sure], [names[1], (1 - sure) / 2], [names[2], (1 - sure) / 4]]

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from hetxl.classifiers.sharded import ShardedClassifier
 from hetxl.functional import LabelLists
-from hetxl.training.distributed import leave
+from hetxl_train.distributed import destroy_process_group
 from support.cases import make, normals
 from support.distributed import gradients
 from support.killed_rank import load_example
@@ -111,9 +111,9 @@ def run(
 ) -> list[Any]:
     """What a worker answers on each rank; `lost` of them may end without an answer."""
     meeting = f"file://{folder}/{worker.__name__}{ranks}"
-    places = [folder / f"{worker.__name__}{ranks}.{rank}.pt" for rank in range(ranks)]
+    paths = [folder / f"{worker.__name__}{ranks}.{rank}.pt" for rank in range(ranks)]
     processes = [
-        PROCESSES.Process(target=_enter, args=(rank, ranks, worker, meeting, places[rank], timeout, args))
+        PROCESSES.Process(target=_enter, args=(rank, ranks, worker, meeting, paths[rank], timeout, args))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -128,40 +128,42 @@ def run(
         for process in processes:
             process.kill()
             process.join()
-    answers = [torch.load(place, weights_only=False) for place in places if place.exists()]
+    answers = [torch.load(path, weights_only=False) for path in paths if path.exists()]
     assert len(answers) == ranks - lost
     return answers
 
 
 def _enter(
-    rank: int, ranks: int, worker: Callable[..., Any], meeting: str, place: Path, timeout: float, args: tuple
+    rank: int, ranks: int, worker: Callable[..., Any], meeting: str, path: Path, timeout: float, args: tuple
 ) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
     )
-    torch.save(worker(rank, ranks, *args), place)
-    leave()
+    torch.save(worker(rank, ranks, *args), path)
+    destroy_process_group()
 
 
 def everything(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     """Losses and gradients of all cases, traffic, and the checkpoint of four processes on as many as there are."""
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("classes",))
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     if ranks != 3:
-        found["cases"] = {name: loss_and_gradients(name, mesh) for name in CASES}
+        answers["cases"] = {name: loss_and_gradients(name, mesh) for name in CASES}
     if ranks == 4:
-        found["two by two"] = two_by_two()
-        found["bytes"] = {(link, classes): bytes_of_a_step(mesh, link, classes) for link in LINKS for classes in SIZES}
+        answers["two by two"] = two_by_two()
+        answers["bytes"] = {
+            (link, classes): bytes_of_a_step(mesh, link, classes) for link in LINKS for classes in SIZES
+        }
         save(mesh, folder / "checkpoint")
     dist.barrier()
-    found["loaded"] = load(mesh, folder / "checkpoint")
+    answers["loaded"] = load(mesh, folder / "checkpoint")
     if ranks == 3:
-        return found
-    found["draws"] = draws(mesh)
-    found["initial"] = initial(mesh)
-    found["refused"] = refused(mesh) if ranks > 1 else {}
-    return found
+        return answers
+    answers["draws"] = draws(mesh)
+    answers["initial"] = initial(mesh)
+    answers["refused"] = refused(mesh) if ranks > 1 else {}
+    return answers
 
 
 LINKS = ("softmax", "sigmoid")
@@ -196,24 +198,24 @@ def trained(mesh: DeviceMesh | None) -> Model:
 def answers_of(model: Model) -> dict[str, Any]:
     """Predictions of a model, and the state of its noise."""
     inputs = torch.linspace(-1, 1, B * D, dtype=torch.float64).view(B, D)
-    found = model.head.predict(torch.tanh(model.backbone(inputs)), top_k=3, num_samples=16)
-    assert found.indices is not None
-    return {"probs": found.probs, "indices": found.indices, "draws": model.head.classifier.draws}
+    prediction = model.head.predict(torch.tanh(model.backbone(inputs)), top_k=3, num_samples=16)
+    assert prediction.indices is not None
+    return {"probs": prediction.probs, "indices": prediction.indices, "draws": model.head.classifier.draws}
 
 
-def save(mesh: DeviceMesh, place: Path) -> None:
+def save(mesh: DeviceMesh, path: Path) -> None:
     """Write a checkpoint of a trained model."""
-    dcp.save({"model": get_model_state_dict(trained(mesh))}, checkpoint_id=place)
+    dcp.save({"model": get_model_state_dict(trained(mesh))}, checkpoint_id=path)
 
 
-def load(mesh: DeviceMesh | None, place: Path) -> dict[str, Any]:
+def load(mesh: DeviceMesh | None, path: Path) -> dict[str, Any]:
     """Predictions after the checkpoint of other processes, into other initial values."""
     model = Model("het-xl", "softmax", 11, mesh, False).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=place)
+    dcp.load(state, checkpoint_id=path)
     set_model_state_dict(model, state["model"])
     return answers_of(model)
 
@@ -221,10 +223,10 @@ def load(mesh: DeviceMesh | None, place: Path) -> dict[str, Any]:
 def draws(mesh: DeviceMesh) -> dict[str, Any]:
     """Noise as the generator gives it: two draws in training, two in evaluation mode, and the count."""
     classifier = ShardedClassifier(D, 11, mesh=mesh, seed=5)
-    found = [torch.randn(3, generator=classifier.noise_generator()) for _ in range(2)]
+    values = [torch.randn(3, generator=classifier.noise_generator()) for _ in range(2)]
     classifier.eval()
-    found += [torch.randn(3, generator=classifier.noise_generator()) for _ in range(2)]
-    return {"values": torch.stack(found), "count": int(classifier.draws)}
+    values += [torch.randn(3, generator=classifier.noise_generator()) for _ in range(2)]
+    return {"values": torch.stack(values), "count": int(classifier.draws)}
 
 
 def initial(mesh: DeviceMesh | None) -> dict[str, Any]:
@@ -265,7 +267,7 @@ def two_by_two() -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "classes"))
     replica = mesh["data"].get_local_rank()
     half = slice(replica * B // 2, (replica + 1) * B // 2)
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name in ("det softmax", "samples first", "sigmoid rows"):
         model, inputs, targets, options = setting(name, mesh["classes"])
         fully_shard(model.head, mesh=mesh["data"])
@@ -274,24 +276,24 @@ def two_by_two() -> dict[str, Any]:
         if "noise" in options:
             options["noise"] = options["noise"][half]
         model(inputs[half], targets[half].clamp(min=0), **options).backward()
-        found[name] = gradients(model)
-        found[f"{name} norm"] = total_norm(model)
+        answers[name] = gradients(model)
+        answers[f"{name} norm"] = total_norm(model)
         register_fsdp_forward_method(model.head, "predict")
         features = torch.linspace(-1, 1, B * D, dtype=torch.float64).view(B, D)
         predicted = model.head.predict(features, top_k=2, num_samples=4)
-        found[f"{name} predicted"] = predicted.probs, predicted.covariance
+        answers[f"{name} predicted"] = predicted.probs, predicted.covariance
         try:
             model.head.classifier.affine()
         except RuntimeError as error:
-            found["not gathered"] = str(error)
+            answers["not gathered"] = str(error)
     classifier = ShardedClassifier(D, 11, mesh=mesh["classes"])
-    found["noise"] = torch.randn(3, generator=classifier.noise_generator())
-    found["stream"] = classifier.stream
+    answers["noise"] = torch.randn(3, generator=classifier.noise_generator())
+    answers["stream"] = classifier.stream
     try:
         ShardedClassifier(D, 11, mesh=mesh)
     except ValueError as error:
-        found["mesh of two dimensions"] = str(error)
-    return found
+        answers["mesh of two dimensions"] = str(error)
+    return answers
 
 
 def total_norm(model: Model) -> Tensor:

@@ -42,18 +42,18 @@ def prediction(name: str, mesh: DeviceMesh | None = None, plain: bool = False) -
     if noise is not None and noise.dim() == 3:
         noise = noise.view(2, B // 2, *noise.shape[1:])
     order = options.get("order")
-    found = head.predict(features, noise=noise, tolerance=0.0, order=order, **special)
+    predicted = head.predict(features, noise=noise, tolerance=0.0, order=order, **special)
     with torch.no_grad():
         logits = head.logit_distribution(features)
         result = {
-            "probs": found.probs,
-            "log_probs": found.log_probs,
-            "indices": found.indices,
-            "entropy": found.entropy,
-            "expected_entropy": found.expected_entropy,
-            "covariance": found.covariance,
-            "correlation": found.correlation,
-            "logit_variance": found.logit_variance,
+            "probs": predicted.probs,
+            "log_probs": predicted.log_probs,
+            "indices": predicted.indices,
+            "entropy": predicted.entropy,
+            "expected_entropy": predicted.expected_entropy,
+            "covariance": predicted.covariance,
+            "correlation": predicted.correlation,
+            "logit_variance": predicted.logit_variance,
             "other covariance": logits.covariance(torch.zeros(2, B // 2, 1, dtype=torch.int64)),
             "mean": logits.mean,
             "all log_probs": head(features, noise=noise, order=order),
@@ -70,9 +70,9 @@ def prediction(name: str, mesh: DeviceMesh | None = None, plain: bool = False) -
 def alone(mesh: DeviceMesh) -> dict[str, Any]:
     """What the first process may do by itself, and other small things."""
     model, inputs, targets, options = setting("samples first", mesh)
-    found = model.head.predict(inputs, top_k=2, noise=options["noise"])
+    predicted = model.head.predict(inputs, top_k=2, noise=options["noise"])
     traffic = model.head.classifier.traffic.bytes, model.head.classifier.traffic.calls
-    result: dict[str, Any] = {"traffic": traffic, "line": found.describe() if dist.get_rank() == 0 else ""}
+    result: dict[str, Any] = {"traffic": traffic, "line": predicted.describe() if dist.get_rank() == 0 else ""}
     copied = copy.deepcopy(model)
     result["copied"] = copied(inputs, targets, **options).item(), model(inputs, targets, **options).item()
     result["empty"] = model(inputs[:0], targets[:0]).item()

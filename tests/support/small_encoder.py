@@ -13,8 +13,8 @@ MODULES = ("Transformer", "Pooling", "Normalize")
 SIZE = 24
 
 
-def write_encoder(folder: Path, **options: Any) -> BertModel:
-    """Write it; gives transformers' model of the same weights."""
+def write_encoder(directory: Path, **options: Any) -> BertModel:
+    """Write a small encoder and return its model."""
     config = BertConfig(
         vocab_size=len(WORDS),
         hidden_size=SIZE,
@@ -25,21 +25,23 @@ def write_encoder(folder: Path, **options: Any) -> BertModel:
         **options,
     )
     model = BertModel(config).eval()
-    with torch.no_grad():  # far from the start of training, where biases are 0 and norms do nothing
+    with torch.no_grad():  # away from the initial values, where biases are 0 and norms have no effect
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(directory, safe_serialization=True)
     tokenizer: Any = Tokenizer(models.WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokenizer.enable_padding(length=16)  # as the real one, which must not count
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "1_Pooling").mkdir()
-    write(folder / "1_Pooling/config.json", {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
-    write(folder / "sentence_bert_config.json", {"max_seq_length": 12, "do_lower_case": False})
-    write(folder / "modules.json", [{"type": f"sentence_transformers.models.{kind}"} for kind in MODULES])
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    tokenizer.enable_padding(length=16)  # as the real one has, which must have no effect
+    tokenizer.save(str(directory / "tokenizer.json"))
+    special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
+    write(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **special})
+    (directory / "1_Pooling").mkdir()
+    write(directory / "1_Pooling/config.json", {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
+    write(directory / "sentence_bert_config.json", {"max_seq_length": 12, "do_lower_case": False})
+    write(directory / "modules.json", [{"type": f"sentence_transformers.models.{kind}"} for kind in MODULES])
+    (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     return model
 
 

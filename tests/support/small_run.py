@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from hetxl.training.config import TrainConfig
-from hetxl.training.progress import Narrator
-from hetxl.training.train import train
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.training import train
 
 
 def small_run(path: Path, **options) -> Path:
@@ -20,4 +20,4 @@ def small_run(path: Path, **options) -> Path:
         "test_examples": 40,
         "device": "cpu",
     }
-    return train(TrainConfig(**defaults | options, out=str(path)), narrator=Narrator(quiet=True)).path
+    return train(TrainConfig(**defaults | options, out=str(path)), console=Console(quiet=True)).path

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hetxl.training.config import TrainConfig
-from hetxl.training.progress import Narrator
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
 
 DATA = "synthetic:rows=2000,classes=8,features=4"
-QUIET = Narrator(quiet=True)
+QUIET = Console(quiet=True)
 
 
-class Listening(Narrator):
+class Listening(Console):
     """One that shows nothing, and remembers what it said."""
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ def small(out: Path | str | None = None, **options: object) -> TrainConfig:
     return TrainConfig(**(usual | {"out": None if out is None else str(out)} | options))
 
 
-def write_pictures(folder: Path, each: int = 6, classes: tuple[str, ...] = ("blue", "red"), size: int = 24) -> Path:
-    """A folder of noisy pictures for each class, `FOLDER/CLASS/NUMBER.png`."""
+def write_images(folder: Path, each: int = 6, classes: tuple[str, ...] = ("blue", "red"), size: int = 24) -> Path:
+    """A folder of noisy images for each class, `FOLDER/CLASS/NUMBER.png`."""
     rng = np.random.default_rng(0)
-    for place, name in enumerate(classes):
+    for channel, name in enumerate(classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(each):
             pixels = rng.integers(0, 200, (size, size + 4, 3), dtype=np.uint8)
-            pixels[:, :, place % 3] += 50
+            pixels[:, :, channel % 3] += 50
             Image.fromarray(pixels).save(folder / name / f"{number:03d}.png")
     return folder

@@ -7,23 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetxl.functional import (
-    Affine,
-    LogitDistribution,
-    Summary,
-    Targets,
-    Weights,
-    log_mean_exp,
-    mc_log_normalisers,
-)
+from hetxl.functional import Affine, LogitDistribution, Summary, Targets, Weights, log_mean_exp, mc_log_normalisers
 from hetxl.functional.engine.plan import DEFAULT_BUDGET
 from hetxl.functional.engine.predict import joined
-from hetxl.functional.weighting import known_ids, reduce_losses
-from hetxl.nn.classifier import Classifier, GetLogits
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.functional.targets import known_ids, reduce_losses
+from hetxl.nn.classifier import Classifier, GetLogits, NoisyFeatures
 
-COPIES = 4
-"""Tensors of all sampled logits that a prediction has at a time."""
+COPIES = 4  # tensors of all sampled logits that a prediction has at a time
 
 
 class AdaptiveClassifier(Classifier):
@@ -148,9 +138,9 @@ class AdaptiveClassifier(Classifier):
             inside = (cluster == number).nonzero().squeeze(-1)
             few = noisy.of_examples(inside).projected(tail[0].weight)
             rows = tail[1].weight[places[inside] - self.engine.cutoffs[number]]
-            found = few.logits_at(rows, None) / noisy.temperature
-            found = found - mc_log_normalisers(few.through(Affine(tail[1].weight)), few.z, **options)
-            log_p = log_p.index_add(0, inside, found)
+            within = few.logits_at(rows, None) / noisy.temperature
+            within = within - mc_log_normalisers(few.through(Affine(tail[1].weight)), few.z, **options)
+            log_p = log_p.index_add(0, inside, within)
         return log_p
 
     def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
@@ -160,16 +150,10 @@ class AdaptiveClassifier(Classifier):
         samples = 1 if flat.z is None else flat.z.shape[1]
         if method not in ("mc", "deterministic") and flat.noise is not None:
             samples = 1 + flat.noise.size  # those send the basis of the noise through all classes
-        width = flat.features.element_size()
-        budget = noisy.memory_budget or DEFAULT_BUDGET
-        size = max(1, budget // (COPIES * width * samples * self.num_classes))
-        parts = [
-            super(AdaptiveClassifier, self).predict(
-                flat.of_examples(slice(start, start + size)), method, top_k, tolerance
-            )
-            for start in range(0, max(len(flat.features), 1), size)
-        ]
-        return joined(parts, shape)
+        each = COPIES * flat.features.element_size() * samples * self.num_classes
+        size = max(1, (noisy.memory_budget or DEFAULT_BUDGET) // each)
+        chunks = [flat.of_examples(slice(start, start + size)) for start in range(0, max(len(flat.features), 1), size)]
+        return joined([Classifier.predict(self, chunk, method, top_k, tolerance) for chunk in chunks], shape)
 
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
         """Averaged log-probabilities [..., K]."""

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+from hetxl.functional._torch import touched
 from hetxl.functional.engine.softmax import NEVER
 
 
@@ -32,14 +33,9 @@ class LostRankError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What one process handed to collectives.
+    """What one process handed to collectives."""
 
-    Attributes:
-        bytes: of the tensors that it handed over, each counted once, whatever the backend makes of them.
-        calls: how often.
-    """
-
-    bytes: int = 0
+    bytes: int = 0  # of the tensors that it handed over, each counted once, whatever the backend makes of them
     calls: int = 0
 
     def add(self, values: Tensor) -> None:
@@ -53,16 +49,7 @@ class Traffic:
 
 
 class Ranks:
-    """The processes of a 1-D mesh, which all call the same methods in the same order; one process alone for None.
-
-    Args:
-        mesh: of one dimension.
-
-    Attributes:
-        size: how many processes.
-        rank: which of them this is.
-        traffic: what it said so far.
-    """
+    """The processes of a 1-D mesh, which all call the same methods in the same order; one process alone for None."""
 
     def __init__(self, mesh: "DeviceMesh | None"):
         if mesh is not None and mesh.ndim != 1:
@@ -71,7 +58,7 @@ class Ranks:
             raise ValueError(f"mesh must have one dimension, found {mesh.ndim}; pass the one of the classes, {example}")
         self.mesh = mesh
         self.size = 1 if mesh is None else mesh.size()
-        self.rank = 0 if mesh is None else mesh.get_local_rank()
+        self.rank = 0 if mesh is None else mesh.get_local_rank()  # which of them this is
         self.first = 0 if mesh is None else int(mesh.mesh.min())
         self.traffic = Traffic()
 
@@ -92,11 +79,11 @@ class Ranks:
         if self.mesh is None or self.size == 1:
             return values.unsqueeze(0)
         values = values.contiguous()
-        found = [torch.empty_like(values) for _ in range(self.size)]
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
         self.traffic.add(values)
         with self._listening(what):
-            dist.all_gather(found, values, group=self.mesh.get_group())
-        return torch.stack(found)
+            dist.all_gather(gathered, values, group=self.mesh.get_group())
+        return torch.stack(gathered)
 
     def differ(self, values: Tensor, what: str) -> Tensor:
         """By how much values that ought to be the same differ among the processes, a tensor like them."""
@@ -170,14 +157,9 @@ class _Sum(torch.autograd.Function):
 
 
 def log_sum_exp_over_ranks(ranks: Ranks, values: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """log Σ exp of the processes' values, and the sums of their parts, which travel along.
+    """log Σ exp of the processes' values [...], −inf for nothing, and sums of their parts [...], which travel along.
 
-        torch.logsumexp(torch.stack(all_values), 0), torch.stack(all_parts).sum(0)
-
-    Args:
-        ranks: the processes.
-        values: [...], −inf where a process has nothing.
-        parts: each of the same shape.
+    torch.logsumexp(torch.stack(all_values), 0), torch.stack(all_parts).sum(0)
     """
     return _LogSumExp.apply(ranks, values, *parts)
 
@@ -188,9 +170,9 @@ class _LogSumExp(torch.autograd.Function):
         values = values.clamp(min=NEVER)
         top = ranks.max(values.clone(memory_format=torch.contiguous_format), "largest logits")
         total, *sums = ranks.sum(torch.stack(((values - top).exp(), *parts)), "normalisers").unbind()
-        found = top + total.log()
-        ctx.save_for_backward((values - found).exp())
-        return found, *sums
+        log_sum = top + total.log()
+        ctx.save_for_backward((values - log_sum).exp())
+        return log_sum, *sums
 
     @staticmethod
     @once_differentiable
@@ -202,10 +184,7 @@ class _LogSumExp(torch.autograd.Function):
 def gather_from_ranks(ranks: Ranks, values: Tensor, total: int) -> Tensor:
     """Columns of the processes side by side, [..., n] → [..., total].
 
-    Args:
-        ranks: the processes; each has ⌈total / ranks⌉ columns, and the last of them what is left.
-        values: [..., n], this process's.
-        total: columns altogether.
+    Each process has ⌈total / ranks⌉ columns, and the last of them what is left.
     """
     return values if ranks.size == 1 else _Gather.apply(ranks, values, total)
 
@@ -217,8 +196,8 @@ class _Gather(torch.autograd.Function):
         ctx.start, ctx.count = ranks.rank * width, values.shape[-1]
         padded = values.new_zeros(*values.shape[:-1], width)
         padded[..., : ctx.count] = values
-        found = ranks.gather(padded, "values of all classes")  # [ranks, ..., width]
-        return found.movedim(0, -2).flatten(-2)[..., :total].contiguous()
+        gathered = ranks.gather(padded, "values of all classes")  # [ranks, ..., width]
+        return gathered.movedim(0, -2).flatten(-2)[..., :total].contiguous()
 
     @staticmethod
     @once_differentiable
@@ -231,22 +210,5 @@ def nothing(value: float, shape: torch.Size, tensors: tuple[Tensor, ...]) -> Ten
 
     A process without classes still has to answer in the backward pass, where gradients are summed.
     """
-    return _Nothing.apply(value, shape, *tensors)
-
-
-class _Nothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: float, shape: torch.Size, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        first = tensors[0]
-        wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-        return first.new_full(shape, value, dtype=wide)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        zeros = (
-            torch.zeros_like(tensor) if need else None
-            for tensor, need in zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
-        )
-        return None, None, *zeros
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return touched(tensors[0].new_full(shape, value, dtype=wide), *tensors)

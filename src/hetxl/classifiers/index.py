@@ -4,50 +4,40 @@ Logits are inner products of [w_k, b_k] and [φ, 1], so the classes of the large
 every step and an index does not. What keeps it in step and complete:
 
 - Rows that a loss has read are *fresh* from the next step on: the index passes over them, and they are scored exactly
-  beside it, with W as it is. They are never stale. When they become too many for that, an inverted file ("ivf") takes
-  out their old vectors and puts in the new ones; a graph ("hnsw") cannot take out anything and is built anew.
+  beside it, with W as it is. They are never stale. When they become too many for that, the inverted file takes out
+  their old vectors and puts in the new ones.
 - The longest rows are scored beside it as well, always: they are near to queries of many directions.
 - Other rows move too under weight decay or momentum, by little. After `max_stale` steps the index is built anew.
 
-Building an inverted file of a million rows of 256 takes a minute or two on two cores; a graph takes ten times as
-long, and is for a W that is done with training.
+Building the inverted file of a million rows of 256 takes a minute or two on two cores.
 """
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.classifiers.cells import BLOCK, find_cells
-
-INDEXES = ("ivf", "hnsw")
-
-FRESH_SHARE = 16
-"""One row in so many may be fresh: scoring those of a million costs a batch about what its search does."""
-FEW_FRESH = 1024
-"""As many always may."""
+FRESH_SHARE = 16  # one row in so many may be fresh: scoring those of a million costs a batch about what its search does
+FEW_FRESH = 1024  # as many always may
 LONG_SHARE = 256
 """One row in so many, the longest, is always scored beside the index: near to queries of many directions, and so to be
 found in no particular place."""
 QUICK_SHARE = 8
 """One cell in so many is searched at most for a loss, whatever that finds: a loss needs no exact neighbours."""
-LEAST_EFFORT = {"ivf": 8, "hnsw": 16}
-MOST_EFFORT = 4096
-"""Of a graph's search; more would be slower than to score all rows."""
-TUNED_ON, TUNED_FOR = 128, 10
-"""Queries that the effort is tuned on, and the neighbours of each that should be found."""
-LINKS_OF_A_NODE, EFFORT_OF_BUILDING = 32, 64
-ALIGNED = 16
-"""Columns come in multiples of this, for which the inner loops are several times faster."""
-QUERIES = 2048
-"""At a time where all classes are scored."""
-SCORES = 2**25
-"""Elements of the largest tensor of scores."""
-SEEN = 64
-"""Rows of W that are looked at for changes."""
+LEAST_EFFORT = 8  # cells that a search looks at
+TUNED_ON, TUNED_FOR = 128, 10  # queries that the effort is tuned on, and the neighbours of each that should be found
+ALIGNED = 16  # columns come in multiples of this, for which the inner loops are several times faster
+QUERIES = 2048  # at a time where all classes are scored
+SCORES = 2**25  # elements of the largest tensor of scores
+SEEN = 64  # rows of W that are looked at for changes
+LATE = 0.4  # share of the centres that come second
+POINTS = 32  # rows for each centre that k-means looks at; more would tear a few clusters less apart, in more time
+BLOCK = 16_384  # rows at a time where all of them are read
 
 
 class Stamp(NamedTuple):
@@ -89,35 +79,24 @@ def import_faiss() -> Any:
 
 
 class ClassIndex:
-    """The index and what it has to be told to follow W. A copy or a pickle of it is not built.
+    """The index and what it has to be told to follow W. A copy or a pickle of it is not built."""
 
-    Args:
-        kind: "ivf" or "hnsw"
-        max_stale: steps after which it is built anew.
-        recall_target: share of the true neighbours that a search should find.
-
-    Attributes:
-        built: as of which parameters; None before it is.
-        behind: steps since then.
-        effort: cells (ivf) or nodes (hnsw) that a thorough search looks at.
-    """
-
-    def __init__(self, kind: str, max_stale: int, recall_target: float):
-        self.kind, self.max_stale, self.recall_target = kind, max_stale, recall_target
+    def __init__(self, max_stale: int, recall_target: float):
+        self.max_stale, self.recall_target = max_stale, recall_target
         self.clear()
 
     def clear(self) -> None:
         """Forget everything: the next use builds."""
-        self.built: Stamp | None = None
-        self.behind = 0
-        self.effort = LEAST_EFFORT[self.kind]
+        self.built: Stamp | None = None  # as of which parameters
+        self.behind = 0  # steps since then
+        self.effort = LEAST_EFFORT  # cells that a thorough search looks at
         self.index: Any = None
         self.scale = 1.0
         # Not tensors: those made in inference mode cannot be changed outside of it.
         self.fresh = self.waiting = self.long = np.zeros(0, dtype=bool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"kind": self.kind, "max_stale": self.max_stale, "recall_target": self.recall_target}
+        return {"max_stale": self.max_stale, "recall_target": self.recall_target}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -131,14 +110,10 @@ class ClassIndex:
 
     @torch.no_grad()
     def follow(self, weight: Tensor, bias: Tensor | None, queries: Tensor, *, strictly: bool) -> None:
-        """Bring the index as near to W as it has to be.
+        """Bring the index as near to W [K, D] and b [K] as it has to be; a new one is tuned on some of queries [n, D].
 
-        Args:
-            weight: [K, D]
-            bias: [K] or None
-            queries: [n, D], such as will be searched for; a new index is tuned on some of them.
-            strictly: whether any change of W since it was built calls for a new one. Otherwise a change is taken for a
-                step on the rows that `touch` was told.
+        `strictly`, any change of W since it was built calls for a new one. Otherwise a change is taken for a step on
+        the rows that `touch` was told.
         """
         steps = self.staleness(weight, bias)
         if steps is None:
@@ -150,7 +125,7 @@ class ClassIndex:
         if steps is None or (strictly and steps) or steps > self.max_stale:
             self.build(weight, bias, queries)
         elif self.fresh.sum() > max(FEW_FRESH, len(weight) // FRESH_SHARE):
-            self._fold(weight, bias, queries)
+            self._fold(weight, bias)
 
     def touch(self, classes: Tensor) -> None:
         """Say that a loss reads rows [n] of W: the next step will move them, and not before are they fresh."""
@@ -163,8 +138,7 @@ class ClassIndex:
         # Half-precision vectors: all of them within its range, and room above.
         self.scale = 1 / max(_largest(weight, bias), 1e-30)
         generator = torch.Generator().manual_seed(0)
-        make = self._inverted_file if self.kind == "ivf" else self._graph
-        self.index = make(faiss, weight, bias, generator)
+        self.index = self._inverted_file(faiss, weight, bias, generator)
         self.fresh, self.long = np.zeros(len(weight), dtype=bool), _longest(weight, bias)
         if len(self.waiting) != len(weight):
             self.waiting = np.zeros(len(weight), dtype=bool)
@@ -177,34 +151,23 @@ class ClassIndex:
     ) -> tuple[Tensor, Tensor]:
         """Logits and ids [n, k] of classes of the largest logits, those first; id −1 where fewer were found.
 
-        Args:
-            weight: [K, D], from which fresh rows are scored.
-            bias: [K] or None
-            queries: [n, D]
-            k: at most K
-            thorough: whether the recall that was aimed for matters more than time.
+        Fresh rows are scored from W [K, D] and b [K] for queries [n, D]. `thorough`, the recall matters more than time.
         """
-        faiss = import_faiss()
-        effort = self.effort
-        beside = self.fresh | self.long
+        faiss, effort, beside = import_faiss(), self.effort, self.fresh | self.long
         apart = torch.from_numpy(beside.nonzero()[0]).to(weight.device)
         bits = np.packbits(beside, bitorder="little")  # held here: faiss keeps pointers
         bitmap = faiss.IDSelectorBitmap(bits)
         selected = faiss.IDSelectorNot(bitmap)
-        if self.kind == "ivf":
-            if not thorough:
-                effort = max(LEAST_EFFORT["ivf"], min(effort, self.index.nlist // QUICK_SHARE))
-            # Enough cells to hold k rows that are not scored beside it, by far.
-            least = 2 + 4 * k * self.index.nlist // max(1, len(beside) - len(apart))
-            options = faiss.SearchParametersIVF(sel=selected, nprobe=min(max(effort, least), self.index.nlist))
-        else:
-            options = faiss.SearchParametersHNSW(sel=selected, efSearch=max(effort, 2 * k))
+        if not thorough:
+            effort = max(LEAST_EFFORT, min(effort, self.index.nlist // QUICK_SHARE))
+        # Enough cells to hold k rows that are not scored beside it, by far.
+        least = 2 + 4 * k * self.index.nlist // max(1, len(beside) - len(apart))
+        options = faiss.SearchParametersIVF(sel=selected, nprobe=min(max(effort, least), self.index.nlist))
         rows = _extended(queries.detach(), None if bias is None else 1.0)
-        found = self.index.search(rows.cpu().numpy(), k, params=options)
-        scores, ids = (torch.from_numpy(values).to(weight.device) for values in found)
-        scores = scores / self.scale
+        nearest_rows = self.index.search(rows.cpu().numpy(), k, params=options)
+        scores, ids = (torch.from_numpy(values).to(weight.device) for values in nearest_rows)
         exact, own = top_logits(weight, bias, queries, min(k, len(apart)), apart)
-        together = torch.cat((scores.masked_fill(ids < 0, -torch.inf).to(exact.dtype), exact), -1)
+        together = torch.cat(((scores / self.scale).masked_fill(ids < 0, -torch.inf).to(exact.dtype), exact), -1)
         scores, places = together.topk(k)
         return scores, torch.cat((ids, own), -1).gather(-1, places)
 
@@ -212,8 +175,8 @@ class ClassIndex:
     def recall(self, weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, *, thorough: bool) -> float:
         """Share of the true k classes of largest logits that a search finds."""
         true = top_logits(weight, bias, queries, k)[1]
-        found = self.search(weight, bias, queries, k, thorough=thorough)[1]
-        return float((true.unsqueeze(-1) == found.unsqueeze(-2)).any(-1).double().mean())
+        retrieved = self.search(weight, bias, queries, k, thorough=thorough)[1]
+        return float((true.unsqueeze(-1) == retrieved.unsqueeze(-2)).any(-1).double().mean())
 
     def _tune(self, weight: Tensor, bias: Tensor | None, queries: Tensor, generator: torch.Generator) -> None:
         """The least effort, in steps of 2, that has the recall aimed for."""
@@ -224,23 +187,19 @@ class ClassIndex:
             noise = torch.randn(like.shape, generator=generator).to(like.device)
             like = like + noise * like.square().mean(-1, keepdim=True).sqrt()
             queries = torch.cat((queries.to(weight.device, torch.float32), like))
-        k = min(TUNED_FOR, len(weight))
-        most = self.index.nlist if self.kind == "ivf" else min(MOST_EFFORT, len(weight))
+        k, most = min(TUNED_FOR, len(weight)), self.index.nlist
         true = top_logits(weight, bias, queries, k)[1].unsqueeze(-1)
-        self.effort = min(LEAST_EFFORT[self.kind], most)
+        self.effort = min(LEAST_EFFORT, most)
         while True:
             # Some more: vectors in half precision may change places with the next ones.
-            found = self.search(weight, bias, queries, min(2 * k, len(weight)), thorough=True)[1].unsqueeze(-2)
-            hit = (true == found).any(-1).double()  # [n, k]
+            retrieved = self.search(weight, bias, queries, min(2 * k, len(weight)), thorough=True)[1].unsqueeze(-2)
+            hit = (true == retrieved).any(-1).double()  # [n, k]
             if self.effort >= most or min(float(hit.mean()), float(hit[:, 0].mean())) >= self.recall_target:
                 return
             self.effort = min(2 * self.effort, most)
 
-    def _fold(self, weight: Tensor, bias: Tensor | None, queries: Tensor) -> None:
+    def _fold(self, weight: Tensor, bias: Tensor | None) -> None:
         """Make the fresh rows part of the index."""
-        if self.kind == "hnsw":
-            self.build(weight, bias, queries)
-            return
         import_faiss()
         for ids in torch.from_numpy(self.fresh.nonzero()[0]).split(BLOCK):
             self.index.update_vectors(ids.numpy(), self._rows(weight, bias, ids).cpu().numpy())
@@ -262,16 +221,6 @@ class ClassIndex:
         index.make_direct_map()
         return index
 
-    def _graph(self, faiss: Any, weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> Any:
-        width = self._rows(weight, bias, torch.arange(1)).shape[1]
-        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, LINKS_OF_A_NODE, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = EFFORT_OF_BUILDING
-        order = torch.arange(len(weight))
-        index.train(self._rows(weight, bias, order[:BLOCK]).cpu().numpy())
-        for ids in order.split(BLOCK):
-            index.add(self._rows(weight, bias, ids).cpu().numpy())
-        return index
-
     def _rows(self, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
         """[w_k, b_k, 0 …] at ids [n], scaled."""
         ids = ids.to(weight.device)
@@ -281,18 +230,11 @@ class ClassIndex:
 def top_logits(
     weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k largest logits of queries [n, D] and their classes, two of [n, k]: exact, in blocks.
-
-    Args:
-        weight: [K, D]
-        bias: [K] or None
-        queries: [n, D]
-        k: at most the number of classes.
-        classes: [C] of which; None for all.
-    """
+    """The k largest logits of queries [n, D] and their classes, of [C] or all, two of [n, k]: exact, in blocks."""
     if len(queries) > QUERIES:
         parts = [top_logits(weight, bias, part, k, classes) for part in queries.split(QUERIES)]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        scores, ids = map(torch.cat, zip(*parts, strict=True))
+        return scores, ids
     count = len(weight) if classes is None else len(classes)
     wide = torch.promote_types(weight.dtype, torch.float32)
     queries = queries.detach().to(weight.device, wide)
@@ -300,10 +242,10 @@ def top_logits(
     step = max(k, BLOCK, SCORES // max(1, len(queries)))
     for start in range(0, count, step):
         block = slice(start, min(start + step, count))
-        rows = weight.detach()[block if classes is None else classes[block]].to(wide)
-        logits = queries @ rows.T
+        index = block if classes is None else classes[block]
+        logits = queries @ weight.detach()[index].to(wide).T
         if bias is not None:
-            logits += bias.detach()[block if classes is None else classes[block]]
+            logits += bias.detach()[index]
         scores, places = logits.topk(min(k, logits.shape[1]))
         ids = places + start if classes is None else classes[block][places]
         if best is not None:
@@ -330,9 +272,9 @@ def _longest(weight: Tensor, bias: Tensor | None) -> np.ndarray:
     lengths = torch.cat([rows.detach().float().square().sum(-1) for rows in weight.split(BLOCK)])
     if bias is not None:
         lengths += bias.detach().float().square()
-    found = np.zeros(len(weight), dtype=bool)
-    found[lengths.topk(-(-len(weight) // LONG_SHARE)).indices.cpu().numpy()] = True
-    return found
+    longest = np.zeros(len(weight), dtype=bool)
+    longest[lengths.topk(-(-len(weight) // LONG_SHARE)).indices.cpu().numpy()] = True
+    return longest
 
 
 def _largest(weight: Tensor, bias: Tensor | None) -> float:
@@ -345,3 +287,67 @@ def _largest(weight: Tensor, bias: Tensor | None) -> float:
             "the learning rate, or load other weights"
         )
     return float(largest.max())
+
+
+def find_cells(
+    take: Callable[[Tensor], Tensor], total: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return unit centres [n, d] of at most `count` cells, and the cells [total] of the rows that `take` gives.
+
+    Spherical k-means on a sample of the rows, then every row to its nearest cell. By direction, because what is
+    searched for is a large inner product; by distance, centres near the origin draw far more rows into their cells than
+    others do. Projections to fewer dimensions, or cells within groups, would be less work, but tear clusters apart: a
+    search then has to look at many more cells for the same recall.
+    """
+    everything = torch.arange(total)
+    centres = k_means(take(_some(everything, POINTS * count, generator)), count, generator)
+    sums, cells = torch.zeros_like(centres), []
+    for part in everything.split(BLOCK):
+        rows = take(part)
+        cell = nearest(rows, centres)
+        sums.index_add_(0, cell, F.normalize(rows, dim=-1))
+        cells.append(cell.cpu())
+    # Centres of all that is in a cell, not of the sample alone: a search finds a cell by its centre. Empty ones stay.
+    means = F.normalize(sums, dim=-1)
+    return torch.where(sums.any(-1, keepdim=True), means, centres), torch.cat(cells)
+
+
+def k_means(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """At most `count` centres [n, d] of unit length of rows [m, d].
+
+    Centres that start from random rows leave some clusters without one, whose rows are then scattered over the cells of
+    others. So a second lot of centres starts from the rows that the first lot fits least.
+    """
+    rows = F.normalize(rows, dim=-1)
+    if count >= len(rows):
+        return rows
+    late = int(LATE * count)
+    centres = _lloyd(rows, _some(rows, count - late, generator), 2, generator)
+    if late:
+        fit = torch.cat([(part @ centres.T).amax(-1) for part in rows.split(BLOCK)])
+        misfits = rows[fit.argsort()[: int(LATE * len(rows))]]
+        second = _lloyd(misfits, _some(misfits, late, generator), 3, generator)
+        centres = _lloyd(rows, torch.cat((centres, second)), 2, generator)
+    return centres
+
+
+def _lloyd(rows: Tensor, centres: Tensor, iterations: int, generator: torch.Generator) -> Tensor:
+    """Centres [n, d] moved to the rows [m, d] that are nearest to them; those without any start again from a row."""
+    for _ in range(iterations):
+        cell = torch.cat([nearest(part, centres) for part in rows.split(BLOCK)])
+        sums = torch.zeros_like(centres).index_add_(0, cell, rows)
+        centres = F.normalize(sums, dim=-1)
+        empty = (torch.bincount(cell, minlength=len(centres)) == 0).nonzero().squeeze(-1)
+        if len(empty):
+            centres[empty] = _some(rows, len(empty), generator)
+    return centres
+
+
+def nearest(rows: Tensor, centres: Tensor) -> Tensor:
+    """Return which [m] of the centres [n, d], of unit length, is nearest in direction to each of rows [m, d]."""
+    return (rows @ centres.T).argmax(-1)
+
+
+def _some(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` of the values [n, ...] at random, each once; all of them when there are not more."""
+    return values if count >= len(values) else values[torch.randperm(len(values), generator=generator)[:count]]

@@ -1,12 +1,13 @@
 """W φ + b over all classes, plain or on unit vectors (a cosine classifier)."""
 
 import math
+from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl.classifiers.active import gather_rows
 from hetxl.functional import Affine
 from hetxl.nn.classifier import Classifier
 
@@ -14,7 +15,36 @@ SCALE = 16.0
 """Of a cosine classifier at the start: cosines alone are too close together for a softmax over many classes."""
 
 
-class LinearClassifier(Classifier):
+class RowsClassifier(Classifier):
+    """Logits W φ + b from rows of W that can be read one by one; of unit vectors if `normalized`."""
+
+    normalized: bool
+
+    @abstractmethod
+    def affine(self) -> Affine:
+        """W and b."""
+
+    def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """W and b at classes [...]: [..., D], and [...] or None."""
+        affine = self.affine()
+        return affine.weight[classes], None if affine.bias is None else affine.bias[classes]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [..., K] of features [..., D]."""
+        return self.affine()(self.prepare(features))
+
+    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Logits [..., k] of classes [..., k], from k rows of W for each example."""
+        rows, bias = self.rows(classes)
+        logits = (rows @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
+        return logits if bias is None else logits + bias
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features [..., D], of unit length for a cosine classifier."""
+        return F.normalize(features, dim=-1) if self.normalized else features
+
+
+class LinearClassifier(RowsClassifier):
     """Logits W φ + b; or s · cos(w_k, φ), as face recognition has it.
 
     Args:
@@ -60,22 +90,9 @@ class LinearClassifier(Classifier):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as nn.Linear does, and in its order."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        bound = 1 / math.sqrt(self.in_features)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+        nn.Linear.reset_parameters(self)  # pyright: ignore[reportArgumentType]
         if self.log_scale is not None:
             nn.init.constant_(self.log_scale, math.log(self.initial_scale))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits [..., K] of features [..., D]."""
-        return self.affine()(self.prepare(features))
-
-    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Logits [..., k] of classes [..., k], from k rows of W for each example."""
-        rows, bias = self.rows(classes)
-        found = (rows @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
-        return found if bias is None else found + bias
 
     def affine(self) -> Affine:
         """W and b; of a cosine classifier s · w_k / ‖w_k‖."""
@@ -86,10 +103,6 @@ class LinearClassifier(Classifier):
         bias = None if self.bias is None else gather_rows(self.bias, classes, self.sparse)
         return self._scaled(gather_rows(self.weight, classes, self.sparse)), bias
 
-    def prepare(self, features: Tensor) -> Tensor:
-        """Features [..., D], of unit length for a cosine classifier."""
-        return F.normalize(features, dim=-1) if self.normalized else features
-
     def _scaled(self, weight: Tensor) -> Tensor:
         if self.log_scale is None:
             return weight
@@ -99,3 +112,28 @@ class LinearClassifier(Classifier):
         """The options as shown when the module is printed."""
         kind = ", normalized=True" if self.normalized else f", bias={self.bias is not None}"
         return f"{super().extra_repr()}{kind}"
+
+
+class _SparseRows(torch.autograd.Function):
+    """table[index] with a sparse gradient: of millions of rows, only those that were read."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
+        """[C, ...] rows."""
+        ctx.save_for_backward(index)
+        ctx.shape = table.shape
+        return table[index]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """A sparse tensor like the table."""
+        (index,) = ctx.saved_tensors
+        rows = torch.sparse_coo_tensor(index.unsqueeze(0), gradients[0], ctx.shape, check_invariants=False)
+        return rows, None
+
+
+def gather_rows(table: Tensor, index: Tensor, sparse: bool) -> Tensor:
+    """table[index], rows [..., D] at [...]; with `sparse` the gradient is sparse, for torch.optim.SparseAdam."""
+    if not sparse:
+        return table[index]
+    return _SparseRows.apply(table, index.flatten()).unflatten(0, index.shape)

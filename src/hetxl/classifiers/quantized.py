@@ -7,27 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl.classifiers.linear import LinearClassifier
+from hetxl._checks import one_of
+from hetxl.classifiers.linear import LinearClassifier, RowsClassifier
 from hetxl.functional import Affine, Targets, Weights
-from hetxl.functional._checks import one_of
-from hetxl.functional.precision import accumulate
-from hetxl.nn.classifier import Classifier, is_plain_linear
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.functional._torch import slices, to_accumulation_dtype
+from hetxl.nn.classifier import NoisyFeatures, is_plain_linear
 
 Format = Literal["bf16", "int8"]
 FORMATS: tuple[Format, ...] = ("bf16", "int8")
 
-BLOCK = 65_536
-"""Classes whose rows are in full precision at a time, where nothing else cuts them into blocks."""
+BLOCK = 65_536  # classes whose rows are in full precision at a time, where nothing else cuts them into blocks
 
 
 class QuantizedWeight:
     """Stands for W [K, D] where rows are read: those that are asked for are made, in full precision.
 
-    Args:
-        codes: [K, D] bfloat16 or int8
-        scales: [K], by which the codes of each class are multiplied; None for 1.
-        dtype: of the rows.
+    They are codes [K, D], bfloat16 or int8, times the scale of each class [K], if any.
     """
 
     def __init__(self, codes: Tensor, scales: Tensor | None, dtype: torch.dtype):
@@ -46,12 +41,11 @@ class QuantizedWeight:
             return NotImplemented
         features, weight = args[:2]
         bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
-        blocks = [slice(start, start + BLOCK) for start in range(0, weight.shape[0], BLOCK)]
-        found = torch.cat([features @ weight[block].T for block in blocks], -1)
-        return found if bias is None else found + bias
+        logits = torch.cat([features @ weight[block].T for block in slices(weight.shape[0], BLOCK)], -1)
+        return logits if bias is None else logits + bias
 
 
-class QuantizedClassifier(Classifier):
+class QuantizedClassifier(RowsClassifier):
     """A linear classifier whose W takes a half or a quarter of the memory. It predicts; it does not train.
 
     Args:
@@ -76,7 +70,7 @@ class QuantizedClassifier(Classifier):
             scales = None
             if weight == "int8":
                 # Wide: in bfloat16 the largest weight over its scale would round to 128, which int8 does not have.
-                wide = accumulate(affine.weight)
+                wide = to_accumulation_dtype(affine.weight)
                 scales = wide.abs().amax(-1).clamp_(min=torch.finfo(wide.dtype).tiny) / 127
                 codes = (wide / scales.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8)
             else:
@@ -100,24 +94,10 @@ class QuantizedClassifier(Classifier):
         self.codes = torch.empty_like(codes, device=device) if codes.is_meta else codes.to(device)
         return self
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits [..., K] of features [..., D]."""
-        return self.affine()(self.prepare(features))
-
-    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Logits [..., k] of classes [..., k]."""
-        affine: Any = self.affine()
-        found = (affine.weight[classes] @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
-        return found if affine.bias is None else found + affine.bias[classes]
-
     def affine(self) -> Affine:
         """W, whose rows are made when they are read, and b."""
         weight: Any = QuantizedWeight(self.codes, self.scales, self.full)
         return Affine(weight, self.bias)
-
-    def prepare(self, features: Tensor) -> Tensor:
-        """Features [..., D], of unit length for a cosine classifier."""
-        return F.normalize(features, dim=-1) if self.normalized else features
 
     @torch.no_grad()
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
@@ -138,5 +118,5 @@ def _affine_of(classifier: LinearClassifier | nn.Linear) -> Affine:
         return classifier.affine()
     if is_plain_linear(classifier):
         return Affine(classifier.weight, classifier.bias)
-    found = type(classifier).__name__
-    raise TypeError(f"classifier must be an nn.Linear or a LinearClassifier, found {found}; it has no W to take over")
+    kind = type(classifier).__name__
+    raise TypeError(f"classifier must be an nn.Linear or a LinearClassifier, found {kind}; it has no W to take over")

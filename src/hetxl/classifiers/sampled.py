@@ -1,14 +1,34 @@
-"""Sampled softmax: in training the batch's labels and some negatives, all classes otherwise."""
+"""Sampled softmax: in training the batch's labels and some negatives, all classes otherwise; and the loss over a few
+active classes that stand for all of them, which the retrieved classifier shares.
+
+The softmax needs Σ_k exp(u_k). Classes that are surely among the active ones stand for themselves; one that was drawn
+stands for as many as its expected number of draws says, so that
+
+    Σ_{k active} exp(u_k + offset_k)        with offset 0, or log(times drawn) − log(expected times)
+
+has Σ_k exp(u_k) for its mean. Under the sigmoid exp(offset_k) is a weight of the class's binary cross-entropy.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hetxl.classifiers.active import Active, active_nll, check_few, labels_of, with_drawn
+from hetxl._checks import integer_at_least, one_of
 from hetxl.classifiers.linear import LinearClassifier
-from hetxl.classifiers.negatives import NEGATIVES, build_proposal
-from hetxl.functional import IGNORE_INDEX, Targets, Weights
-from hetxl.functional._checks import integer_at_least, one_of
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.functional import IGNORE_INDEX, Affine, Targets, Weights
+from hetxl.nn.classifier import NoisyFeatures
+
+NEGATIVES = ("uniform", "log-uniform", "unigram", "in-batch")
+
+
+class Active(NamedTuple):
+    """Classes that a batch's loss looks at."""
+
+    classes: Tensor  # [C] ids, ascending, each once; the batch's labels are all among them
+    offsets: Tensor  # [C] the logarithm of how many classes each stands for; 0 for itself
 
 
 class SampledClassifier(LinearClassifier):
@@ -86,3 +106,159 @@ class SampledClassifier(LinearClassifier):
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""
         return f"{super().extra_repr()}, negatives={self.negatives}, proposal={self.proposal!r}"
+
+
+def labels_of(targets: Targets) -> Tensor:
+    """The classes that occur in a batch's targets, ascending."""
+    if targets.dense is not None:
+        return (targets.dense.reshape(-1, targets.dense.shape[-1]) != 0).any(0).nonzero().squeeze(-1)
+    ids = targets.ids if targets.lists is None else targets.lists.classes
+    assert ids is not None
+    classes = ids.unique()
+    return classes[classes != IGNORE_INDEX]
+
+
+def with_drawn(labels: Tensor, drawn: Tensor, log_q: Tensor, draws: int) -> Active:
+    """The labels [L], ascending, each for itself, and what was drawn among the others: ids [n], each with its log q.
+
+    A class that was drawn and is a label does not count twice: what stands for the classes that are no labels is the
+    draws among those. There were `draws`; n may be fewer, where some were thrown away.
+    """
+    classes, inverse, times = drawn.unique(return_inverse=True, return_counts=True)
+    log_q = torch.empty(len(classes), dtype=log_q.dtype, device=log_q.device).scatter_(0, inverse, log_q)
+    others = ~torch.isin(classes, labels, assume_unique=True)
+    offsets = times[others].to(log_q.dtype).log() - log_q[others] - math.log(max(draws, 1))
+    together = torch.cat((labels, classes[others]))
+    order = together.argsort()
+    return Active(together[order], torch.cat((offsets.new_zeros(len(labels)), offsets))[order])
+
+
+def active_nll(
+    classifier: LinearClassifier,
+    noisy: NoisyFeatures,
+    targets: Targets,
+    active: Active,
+    reduction: str,
+    weights: Weights,
+) -> Tensor:
+    """Negative log-likelihood of the targets among the active classes: a scalar, or [...]."""
+    rows, bias = classifier.rows(active.classes)
+    offsets = active.offsets.to(rows.dtype)
+    class_weights = None if weights.classes is None else weights.classes[active.classes]
+    if noisy.link == "softmax":
+        # The logits are divided by τ after this, which must not reach what a class stands for.
+        shift = noisy.temperature * offsets
+        bias = shift if bias is None else bias + shift
+    else:
+        counts = offsets.exp()
+        class_weights = counts if class_weights is None else class_weights * counts
+    logits, active_weights = noisy.through(Affine(rows, bias)), Weights(weights.example, class_weights)
+    return noisy.nll(logits, among(targets, active.classes), reduction, active_weights)
+
+
+def among(targets: Targets, classes: Tensor) -> Targets:
+    """Targets with their classes counted among those of [C], ascending."""
+    if targets.lists is not None:
+        return Targets(lists=replace(targets.lists, classes=torch.searchsorted(classes, targets.lists.classes)))
+    if targets.dense is not None:
+        return Targets(dense=targets.dense[..., classes])
+    assert targets.ids is not None
+    ignored = targets.ids == IGNORE_INDEX
+    places = torch.searchsorted(classes, targets.ids.masked_fill(ignored, 0))
+    return Targets(ids=places.masked_fill(ignored, IGNORE_INDEX))
+
+
+def check_few(noisy: NoisyFeatures, targets: Targets, weights: Weights) -> None:
+    """Refuse what has no meaning where not all classes are looked at in one process."""
+    if noisy.link == "softmax" and targets.ids is None:
+        raise ValueError(
+            "targets must be class ids: rows of probabilities over all classes need a classifier that looks at all of "
+            "them in one process, such as LinearClassifier"
+        )
+    if weights.smoothing:
+        raise ValueError(
+            f"label_smoothing={weights.smoothing} spreads over all classes, which this classifier does not look at in "
+            "one process; leave it out, or use LinearClassifier"
+        )
+
+
+def _uniform(draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """[draws] float64 in [0, 1), on the generator's device first, as in `Uniform.draw`."""
+    source = device if generator is None else generator.device
+    return torch.rand(draws, generator=generator, device=source, dtype=torch.float64).to(device)
+
+
+class Uniform(nn.Module):
+    """A distribution over K classes that can be drawn from in O(draws): every class alike. The base of the others."""
+
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.num_classes = num_classes
+
+    def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """[draws] class ids, with repetition.
+
+        A generator draws on its own device: one of the CPU gives the same classes whatever device the head is on.
+        """
+        source = device if generator is None else generator.device
+        return torch.randint(self.num_classes, (draws,), generator=generator, device=source).to(device)
+
+    def log_q(self, classes: Tensor) -> Tensor:
+        """Log-probability of each class in one draw, like `classes`: −log K."""
+        return torch.full(classes.shape, -math.log(self.num_classes), device=classes.device)
+
+
+class LogUniform(Uniform):
+    """q(k) = log((k + 2) / (k + 1)) / log(K + 1), for classes in the order of their frequency, as words often are."""
+
+    def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """[draws] class ids, with repetition."""
+        classes = (_uniform(draws, generator, device) * math.log(self.num_classes + 1)).exp().long() - 1
+        return classes.clamp_(0, self.num_classes - 1)
+
+    def log_q(self, classes: Tensor) -> Tensor:
+        """As above."""
+        places = classes.double() + 1
+        return (torch.log1p(1 / places) / math.log(self.num_classes + 1)).log().float()
+
+
+class Unigram(Uniform):
+    """q(k) ∝ countᵖ, counts [K], at least 1 each; with p below 1 rare classes are drawn more often than they occur."""
+
+    def __init__(self, counts: Tensor, power: float = 1.0):
+        super().__init__(len(counts))
+        mass = counts.double().clamp(min=1).pow(power)
+        # No buffer. It is made of counts that the user has and K float64 are large, so it has no place in the state; a
+        # cast of the module to half precision would make most sums equal their neighbours; and a module that was made
+        # on the meta device has to have it.
+        self._cumulative = (mass / mass.sum()).cumsum(0)
+
+    def cumulative(self, device: torch.device) -> Tensor:
+        """[K] float64, the probabilities summed up to each class; kept where it was asked for last."""
+        if self._cumulative.device != device:
+            self._cumulative = self._cumulative.to(device)
+        return self._cumulative
+
+    def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """[draws] class ids, with repetition."""
+        uniform, cumulative = _uniform(draws, generator, device), self.cumulative(device)
+        return torch.searchsorted(cumulative, uniform * cumulative[-1]).clamp_(max=self.num_classes - 1)
+
+    def log_q(self, classes: Tensor) -> Tensor:
+        """From the steps of the cumulative sum."""
+        cumulative = self.cumulative(classes.device)
+        before = torch.where(classes > 0, cumulative[(classes - 1).clamp(min=0)], 0.0)
+        return (cumulative[classes] - before).log().float()
+
+
+def build_proposal(name: str, num_classes: int, counts: Tensor | None, power: float) -> Uniform:
+    """The proposal of a name; "in-batch" has that of "unigram", of which the batch is the draw."""
+    if name in ("unigram", "in-batch"):
+        if counts is None:
+            raise ValueError(f"negatives from {name!r} need counts, how often each class occurs in the training data")
+        if counts.shape != (num_classes,):
+            raise ValueError(f"counts must have shape {[num_classes]}, found {list(counts.shape)}")
+        if counts.min() < 0:
+            raise ValueError(f"counts must not be negative, found {counts.min().item():g}")
+        return Unigram(counts, 1.0 if name == "in-batch" else power)
+    return Uniform(num_classes) if name == "uniform" else LogUniform(num_classes)

@@ -1,54 +1,43 @@
-"""W split over the classes among the processes of a mesh."""
+"""W split over the classes among the processes of a mesh: the classifier, and what a process computes where it has only
+some of the classes, which are the labels that are here and their logits, and predictions, for which normalisers travel
+and the best classes of each process."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl.classifiers.active import check_few
-from hetxl.classifiers.collectives import (
-    Ranks,
-    Traffic,
-    copy_to_ranks,
-    gather_from_ranks,
-    log_sum_exp_over_ranks,
-    nothing,
-    sum_over_ranks,
-)
-from hetxl.classifiers.sharded_labels import fingerprint, label_logits, local_ids, local_labels
-from hetxl.classifiers.sharded_predict import Shard, ShardedLogits, gathered_log_probs, gathered_summary
-from hetxl.functional import (
-    Affine,
-    LogitDistribution,
-    Summary,
-    Targets,
-    Weights,
-    log_mean_exp,
-    mc_log_normalisers,
-    mc_nll,
-)
-from hetxl.functional._checks import integer_at_least
-from hetxl.functional._compile import not_compiled
+from hetxl._checks import integer_at_least
+from hetxl.classifiers import collectives
+from hetxl.classifiers.collectives import Ranks, Traffic
+from hetxl.classifiers.sampled import check_few
+from hetxl.functional import Affine, LabelLists, LogitDistribution, Summary, Targets, Weights, mc_log_normalisers
+from hetxl.functional._torch import not_compiled, to_accumulation_dtype
+from hetxl.functional.engine.blocked import Evaluation
+from hetxl.functional.engine.inputs import Inputs, gather_inputs
+from hetxl.functional.engine.plan import DEFAULT_BUDGET, plan_for
+from hetxl.functional.engine.predict import joined
 from hetxl.functional.engine.softmax import NEVER
-from hetxl.functional.weighting import reduce_losses
-from hetxl.nn.classifier import Classifier
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.functional.links import log_mean_exp, softmax_entropy
+from hetxl.functional.targets import reduce_losses
+from hetxl.nn.classifier import Classifier, NoisyFeatures
 from hetxl.nn.prediction import TOP_CLASSES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-BLOCK = 1024
-"""Classes whose initial values are drawn together, so that they do not depend on who draws them."""
+BLOCK = 1024  # classes whose initial values are drawn together, so that they do not depend on who draws them
+COMPARED = 8  # losses at the start of which the processes compare whether they see the same batch
+WEIGHT, BIAS, NOISE = range(3)  # streams of random numbers that a seed stands for
+PROBES = 8  # values of a tensor that are compared among processes
+ROUNDING = 0.05
+"""How far they may differ, relative to their size, where a network computed them, perhaps in half precision."""
 
-COMPARED = 8
-"""Losses at the start of which the processes compare whether they see the same batch."""
-
-WEIGHT, BIAS, NOISE = range(3)
-"""Streams of random numbers that a seed stands for."""
+LARGEST = 1024  # examples of one exchange, at most
 
 
 class ShardedClassifier(Classifier):
@@ -151,21 +140,20 @@ class ShardedClassifier(Classifier):
     @not_compiled
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., K] of features [..., D], gathered from all processes: for few classes."""
-        (features,) = copy_to_ranks(self._ranks, features)
-        local = self.affine()(features)
-        return gather_from_ranks(self._ranks, local, self.num_classes)
+        (features,) = collectives.copy_to_ranks(self._ranks, features)
+        return collectives.gather_from_ranks(self._ranks, self.affine()(features), self.num_classes)
 
     @not_compiled
     def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
         """Logits [..., k] of classes [..., k], each from the process that has it."""
-        (features,) = copy_to_ranks(self._ranks, features)
+        (features,) = collectives.copy_to_ranks(self._ranks, features)
         shard = self._shard()
         rows, here = shard.rows(classes)
-        found = (rows @ features.unsqueeze(-1)).squeeze(-1)
+        logits = (rows @ features.unsqueeze(-1)).squeeze(-1)
         if shard.affine.bias is not None and len(self.classes):
             bias = shard.affine.bias[local_ids(classes, self.classes).clamp(min=0)]
-            found = found + torch.where(here, bias, 0.0)
-        return sum_over_ranks(self._ranks, found)
+            logits = logits + torch.where(here, bias, 0.0)
+        return collectives.sum_over_ranks(self._ranks, logits)
 
     def affine(self) -> Affine:
         """W and b of the classes that are here."""
@@ -196,24 +184,22 @@ class ShardedClassifier(Classifier):
         self._compare(noisy, targets)
         noisy, tensors = self._copied(noisy)
         losses = self._label_losses if noisy.link == "sigmoid" else self._losses
-        found = losses(noisy, tensors, targets, weights)
-        factor, normaliser = weights.factors(targets, noisy.features.shape[:-1], noisy.link, found.detach())
-        return reduce_losses(found, factor, normaliser, reduction)
+        values = losses(noisy, tensors, targets, weights)
+        factor, normaliser = weights.factors(targets, noisy.features.shape[:-1], noisy.link, values.detach())
+        return reduce_losses(values, factor, normaliser, reduction)
 
     def _losses(self, noisy: NoisyFeatures, tensors: tuple[Tensor, ...], targets: Targets, weights: Weights) -> Tensor:
         """Softmax: −log mean_s p_s[y], [...], from the label's logit and the normaliser of all others."""
         assert targets.ids is not None
         own = local_ids(targets.ids, self.classes)
         if len(self.classes):
-            affine = self.affine()
-            others = mc_log_normalisers(
-                noisy.through(affine), noisy.z, left_out=own, **noisy.evaluation_options()
-            )  # [..., S]
+            affine, options = self.affine(), noisy.evaluation_options()
+            others = mc_log_normalisers(noisy.through(affine), noisy.z, excluded=own, **options)  # [..., S]
             label = label_logits(affine, noisy, own)
         else:
             shape = torch.Size((*own.shape, 1 if noisy.z is None else noisy.z.shape[-2]))
-            others, label = nothing(NEVER, shape, tensors), nothing(0.0, shape, tensors)
-        others, label = log_sum_exp_over_ranks(self._ranks, others, label)
+            others, label = collectives.nothing(NEVER, shape, tensors), collectives.nothing(0.0, shape, tensors)
+        others, label = collectives.log_sum_exp_over_ranks(self._ranks, others, label)
         # log p_s = label − log(exp(label) + exp(others)), also exact where p_s is nearly 1
         return -log_mean_exp(nn.functional.logsigmoid(label - others), dim=-1)
 
@@ -223,18 +209,12 @@ class ShardedClassifier(Classifier):
         """Sigmoid: the binary cross-entropies of all labels, summed, [...]."""
         if len(self.classes):
             here = slice(self.classes.start, self.classes.stop)
-            found = mc_nll(
-                noisy.through(self.affine()),
-                noisy.z,
-                local_labels(targets, self.classes),
-                link="sigmoid",
-                reduction="none",
-                weights=Weights(classes=None if weights.classes is None else weights.classes[here]),
-                **noisy.evaluation_options(),
-            )
+            local = Weights(classes=None if weights.classes is None else weights.classes[here])
+            labels = local_labels(targets, self.classes)
+            losses = noisy.nll(noisy.through(self.affine()), labels, "none", local)
         else:
-            found = nothing(0.0, noisy.features.shape[:-1], tensors)
-        return sum_over_ranks(self._ranks, found)
+            losses = collectives.nothing(0.0, noisy.features.shape[:-1], tensors)
+        return collectives.sum_over_ranks(self._ranks, losses)
 
     @not_compiled
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
@@ -261,12 +241,12 @@ class ShardedClassifier(Classifier):
                 f"method={method!r} needs all classes in one process; with classes on {self._ranks.size} use "
                 '"mc" or "deterministic"'
             )
-        found = gathered_summary(self._shard(), noisy, method, top_k)
-        indices = found.indices
+        summary = gathered_summary(self._shard(), noisy, method, top_k)
+        indices = summary.indices
         if indices is None:
-            indices = found.log_probs.exp().topk(min(TOP_CLASSES, self.num_classes)).indices
+            indices = summary.log_probs.exp().topk(min(TOP_CLASSES, self.num_classes)).indices
         self._top = noisy, indices
-        return found
+        return summary
 
     @not_compiled
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
@@ -278,7 +258,7 @@ class ShardedClassifier(Classifier):
         self._top = None
         return ShardedLogits(self._shard(), noisy, self, classes)
 
-    def _shard(self) -> Shard:
+    def _shard(self) -> "Shard":
         return Shard(self._ranks, self.affine(), self.classes, self.num_classes)
 
     def _copied(self, noisy: NoisyFeatures) -> tuple[NoisyFeatures, tuple[Tensor, ...]]:
@@ -286,17 +266,14 @@ class ShardedClassifier(Classifier):
         gradient, for a process without classes to answer for."""
         noise = noisy.noise
         tensors: dict[str, Any] = {"features": noisy.features, "temperature": noisy.temperature, "z": noisy.z}
-        if noise is not None:
-            tensors |= {"factors": noise.factors, "scale": noise.scale, "residual": noise.residual}
+        tensors |= {} if noise is None else noise.parts()
         tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-        copies = dict(zip(tensors, copy_to_ranks(self._ranks, *tensors.values()), strict=True))
-        if noise is not None:
-            parts = {name: copies[name] for name in ("factors", "scale", "residual") if name in copies}
-            noise = replace(noise, **parts)
-        own = {name: copies[name] for name in ("features", "temperature", "z") if name in copies}
+        copies = dict(zip(tensors, collectives.copy_to_ranks(self._ranks, *tensors.values()), strict=True))
+        own = {name: copies.pop(name) for name in ("features", "temperature", "z") if name in copies}
         affine = self.affine()
         parameters = (affine.weight,) if affine.bias is None else (affine.weight, affine.bias)
-        return replace(noisy, noise=noise, **own), (*copies.values(), *parameters)
+        noise = noise and replace(noise, **copies)
+        return replace(noisy, noise=noise, **own), (*own.values(), *copies.values(), *parameters)
 
     def _compare(self, noisy: NoisyFeatures, targets: Targets) -> None:
         """At the start, see to it that the processes have the same batch, noise and replicated parameters."""
@@ -319,11 +296,8 @@ class ShardedClassifier(Classifier):
         from torch.distributed.tensor import Shard as OnRows
 
         local = torch.empty(len(self.classes), *shape[1:], device=device, dtype=dtype)
-        stride = torch.empty(shape, device="meta").stride()
-        whole = DTensor.from_local(
-            local, self._ranks.mesh, [OnRows(0)], run_check=False, shape=torch.Size(shape), stride=stride
-        )
-        return nn.Parameter(whole)
+        sizes = {"shape": torch.Size(shape), "stride": torch.empty(shape, device="meta").stride()}
+        return nn.Parameter(DTensor.from_local(local, self._ranks.mesh, [OnRows(0)], run_check=False, **sizes))
 
     def _local(self, parameter: Any) -> Tensor:
         """The part of a parameter that is here, as a plain tensor."""
@@ -365,3 +339,203 @@ def _device_of(mesh: "DeviceMesh", device: torch.device | str | None) -> torch.d
     if device.type not in (kind, "meta"):
         raise ValueError(f"device={str(device)!r} is not of the mesh, which is of {kind!r} devices; leave device out")
     return device
+
+
+Columns = tuple[Tensor, Tensor | None, Tensor, Tensor, None]
+"""Of a `Summary`: log p̄ and class ids, [n, k] or [n, K] and None, with entropy and expected entropy, [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The classes of this process, and the others that have the rest."""
+
+    ranks: Ranks
+    affine: Affine  # of the classes here
+    classes: range  # which those are
+    num_classes: int  # K, of all processes
+
+    def rows(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """W at class ids [...], [..., D], with zeros for those that are elsewhere; and which are here, [...]."""
+        own = local_ids(classes, self.classes)
+        here = own >= 0
+        if not len(self.classes):
+            return self.affine.weight.new_zeros(*classes.shape, self.affine.weight.shape[-1]), here
+        return torch.where(here.unsqueeze(-1), self.affine.weight[own.clamp(min=0)], 0.0), here
+
+
+@torch.no_grad()
+def gathered_log_probs(shard: Shard, noisy: NoisyFeatures) -> Tensor:
+    """Averaged log-probabilities [..., K] of all processes' classes (sigmoid: logits of the mean probabilities)."""
+    if noisy.link == "softmax":
+        return gathered_summary(shard, noisy, "mc", None).log_probs
+    if len(shard.classes):
+        local = noisy.log_probs(noisy.through(shard.affine))
+    else:
+        local = _empty(noisy.features, *noisy.features.shape[:-1], 0)
+    return collectives.gather_from_ranks(shard.ranks, local, shard.num_classes)
+
+
+@torch.no_grad()
+def gathered_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int | None) -> Summary:
+    """A prediction, "mc" or "deterministic", over the classes of all processes, the same on each; all K or top_k."""
+    if noisy.link == "sigmoid":
+        return _sigmoid_summary(shard, noisy, method, top_k)
+    distribution, z = noisy.through(shard.affine), noisy.z
+    if method == "deterministic" or noisy.noise is None:
+        distribution, z = distribution.without_noise(), None
+    inputs = gather_inputs(distribution, z, noisy.temperature)
+    budget = noisy.memory_budget or DEFAULT_BUDGET
+    # From numbers that are the same everywhere, so that all processes exchange equally often.
+    width = -(-shard.num_classes // shard.ranks.size)  # the most classes that any process has
+    size = max(1, min(inputs.batch, LARGEST, budget // (32 * width)))
+    starts = range(0, max(inputs.batch, 1), size)
+    parts = [_softmax_chunk(shard, inputs.of_examples(slice(start, start + size)), noisy, top_k) for start in starts]
+    return joined(parts, noisy.features.shape[:-1])
+
+
+def _softmax_chunk(shard: Shard, inputs: Inputs, noisy: NoisyFeatures, top_k: int | None) -> Columns:
+    wide = inputs.temperature
+    log_probs = wide.new_empty(inputs.batch, len(shard.classes))
+    expected = wide.new_zeros(inputs.batch)
+    normaliser = wide.new_full((inputs.batch, inputs.samples), NEVER)
+    evaluation = None
+    if len(shard.classes) and inputs.batch:
+        plan = plan_for(inputs, "softmax", noisy.order, noisy.memory_budget)
+        evaluation = Evaluation(inputs, plan, inputs.product_precision())
+        normaliser = evaluation.log_normalisers(None)
+    (normaliser,) = collectives.log_sum_exp_over_ranks(shard.ranks, normaliser)
+    if evaluation is not None:
+        evaluation.log_probs_given(normaliser, log_probs, expected)
+    entropy, indices = softmax_entropy(log_probs), None
+    if top_k is not None:
+        log_probs, indices = log_probs.topk(min(top_k, len(shard.classes)))
+    return _merged(shard, log_probs, indices, entropy, expected, top_k)
+
+
+def _sigmoid_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int | None) -> Summary:
+    """Labels do not know of each other: each process predicts its own."""
+    shape = noisy.features.shape[:-1]
+    if len(shard.classes):
+        few = None if top_k is None else min(top_k, len(shard.classes))
+        local = noisy.predict(noisy.through(shard.affine), method, few, tolerance=0.0)
+    else:
+        none, zero = _empty(noisy.features, *shape, 0), _empty(noisy.features, *shape).zero_()
+        local = Summary(none, none.long(), zero, zero, None)
+    return Summary(*_merged(shard, local.log_probs, local.indices, local.entropy, local.expected_entropy, top_k))
+
+
+def _merged(
+    shard: Shard, values: Tensor, indices: Tensor | None, entropy: Tensor, expected: Tensor, top_k: int | None
+) -> Columns:
+    """The entropies summed over all processes, with all log p̄ side by side, or the k largest of [..., at most k]."""
+    entropy, expected = shard.ranks.sum(torch.stack((entropy, expected)), "entropies").unbind()
+    if top_k is None:
+        return collectives.gather_from_ranks(shard.ranks, values, shard.num_classes), None, entropy, expected, None
+    assert indices is not None
+    more = top_k - values.shape[-1]
+    values = F.pad(values, (0, more), value=-torch.inf)
+    indices = F.pad(indices + shard.classes.start, (0, more), value=-1)
+    all_values = shard.ranks.gather(values, "top classes").movedim(0, -2).flatten(-2)  # [..., ranks · k]
+    all_indices = shard.ranks.gather(indices, "top classes").movedim(0, -2).flatten(-2)
+    best, places = all_values.topk(top_k)
+    return best, all_indices.gather(-1, places), entropy, expected, None
+
+
+def _empty(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+
+
+class ShardedLogits(LogitDistribution):
+    """The Gaussian over the logits of all processes' classes.
+
+    What it is asked for, all processes must ask for: it comes from all of them. Only the covariance of the classes that
+    it was made for, [..., k], is there already, so that one process alone may print a prediction.
+    """
+
+    def __init__(self, shard: Shard, noisy: NoisyFeatures, classifier: Any, classes: Tensor | None):
+        # Without a lift, evaluations of this take it for opaque, and call the classifier, which is right if slow.
+        super().__init__(noisy.features, classifier, noisy.noise)
+        self._shard = shard
+        self._known: tuple[Tensor, Tensor] | None = None
+        if classes is not None:
+            with torch.no_grad():
+                self._known = classes, self.covariance(classes)
+
+    def covariance(self, classes: Tensor) -> Tensor:
+        """The covariance of the logits of some classes of each example, [..., k, k] for class ids [..., k]."""
+        if self._known is not None and torch.equal(self._known[0], classes):
+            return self._known[1]
+        if self.noise is None:
+            return self.features.new_zeros(*classes.shape, classes.shape[-1])
+        rows, _ = self._shard.rows(classes)  # [..., k, D], zeros for classes that are elsewhere
+        factors = to_accumulation_dtype(self.noise.project(rows))  # [..., k, Q]
+        factors = self._shard.ranks.sum(factors.contiguous(), "rows of the top classes")
+        return factors @ factors.mT
+
+    def _lifted(self, noise: Tensor) -> Tensor:
+        local = F.linear(noise, self._shard.affine.weight)
+        return collectives.gather_from_ranks(self._shard.ranks, local, self._shard.num_classes)
+
+
+def local_ids(ids: Tensor, classes: range) -> Tensor:
+    """Class ids counted from the first class of a range, and −1 for those outside it."""
+    inside = (ids >= classes.start) & (ids < classes.stop)
+    return torch.where(inside, ids - classes.start, -1)
+
+
+def local_labels(targets: Targets, classes: range) -> Targets:
+    """The labels of a range of classes, for the sigmoid link; those of an ignored example are none."""
+    if targets.dense is not None:
+        return Targets(dense=targets.dense[..., classes.start : classes.stop])
+    if targets.ids is not None:
+        ids = targets.ids.flatten()
+        everyone = torch.arange(len(ids), device=ids.device)
+        lists = LabelLists(everyone, ids, None, len(ids))
+    else:
+        assert targets.lists is not None
+        lists = targets.lists
+    inside = (lists.classes >= classes.start) & (lists.classes < classes.stop)
+    values = None if lists.values is None else lists.values[inside]
+    local = LabelLists(lists.examples[inside], lists.classes[inside] - classes.start, values, lists.batch)
+    return Targets(lists=local)
+
+
+def label_logits(affine: Affine, noisy: NoisyFeatures, ids: Tensor) -> Tensor:
+    """Sampled logits / τ of one class of each example, [..., S], at least float32; 0 where an id [...] is below 0."""
+    known = ids.clamp(min=0)
+    # Sparse: the gradient of a few rows is added to that of all rows, not laid out beside it.
+    rows = F.embedding(known, affine.weight, sparse=True)  # [..., D]
+    bias = None if affine.bias is None else affine.bias[known]
+    return torch.where((ids < 0).unsqueeze(-1), 0.0, noisy.logits_at(rows, bias) / noisy.temperature)
+
+
+def fingerprint(noisy: NoisyFeatures, targets: Targets) -> tuple[Tensor, Tensor]:
+    """A few numbers [n] of a batch in float64, and how far each may differ [n] among processes that see the same one.
+
+    Labels and normals are the same to the bit. What a network computed may differ by its rounding.
+    """
+    features, noise = noisy.features.detach(), noisy.noise
+    exact = [features.new_tensor([features.numel()], dtype=torch.float64)]
+    if targets.ids is not None:
+        ids = targets.ids.flatten().double()
+        exact.append((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum().view(1))
+    elif targets.lists is not None:
+        exact.append(((targets.lists.examples + 1) * (targets.lists.classes + 1)).sum().double().view(1))
+    if noisy.z is not None:
+        exact.append(_probe(noisy.z.detach()))
+    computed = [features, torch.as_tensor(noisy.temperature, device=features.device).detach()]
+    if targets.dense is not None:
+        computed.append(targets.dense)
+    computed += [] if noise is None else [values.detach() for values in noise.parts().values()]
+    near = [_probe(values) for values in computed]
+    sizes = [values.square().mean().sqrt().expand(len(values)) for values in near]
+    values = torch.cat(exact + near)
+    return values, torch.cat([torch.zeros_like(part) for part in exact] + [ROUNDING * size for size in sizes])
+
+
+def _probe(values: Tensor) -> Tensor:
+    """Some of the values, as many whatever their number, in float64."""
+    values = values.flatten()
+    if not len(values):
+        return values.new_zeros(PROBES, dtype=torch.float64)
+    return values[torch.linspace(0, len(values) - 1, PROBES, device=values.device).long()].double()

@@ -5,11 +5,15 @@ its image. The other tower's embeddings are the classifier, so the fused engine 
 """
 
 from hetxl.contrastive.embedding import NoisyEmbedding
-from hetxl.contrastive.loss import ContrastiveLoss
-from hetxl.contrastive.pairs import PairLoss
-from hetxl.contrastive.retrieval import auroc, pair_distance, pair_noise, retrieval_recall
-from hetxl.contrastive.scale import LogitScale
-from hetxl.contrastive.zero_shot import zero_shot_log_probs, zero_shot_weights
+from hetxl.contrastive.loss import ContrastiveLoss, LogitScale, PairLoss
+from hetxl.contrastive.retrieval import (
+    auroc,
+    pair_distance,
+    pair_noise,
+    retrieval_recall,
+    zero_shot_log_probs,
+    zero_shot_weights,
+)
 
 __all__ = [
     "ContrastiveLoss",

@@ -1,17 +1,16 @@
 """Noise on the embedding of a tower (Section "Contrastive learning with HET-XL")."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl.contrastive.draws import add_noise
+from hetxl._checks import integer_at_least, one_of, positive_float
+from hetxl.contrastive.low_rank_noise import add_noise
 from hetxl.functional import SAMPLERS, GaussianNoise
-from hetxl.functional._checks import integer_at_least, one_of, positive_float
 from hetxl.functional.contrastive import noise_scale
-from hetxl.nn.covariance import FullCovariance, LowRankCovariance, build_covariance
+from hetxl.nn.covariance import CovarianceOptions, FullCovariance, LowRankCovariance, build_covariance
 
 NOISE_INIT = 0.1
 """Length of the noise at the start, as a share of the length of a normalised embedding."""
@@ -40,8 +39,6 @@ class NoisyEmbedding(nn.Module):
         group: how many examples in a row share the coefficients of a draw, each with a random sign of its own; 1 for
             independent draws. Every example's noise has the same distribution either way, and that of two examples
             stays uncorrelated; the draws of `low_rank` then cost a tenth. Batches always have at least 16 groups.
-        device: where the parameters are made.
-        dtype: of the parameters.
     """
 
     def __init__(
@@ -63,16 +60,8 @@ class NoisyEmbedding(nn.Module):
         self.sampler = sampler
         self.group = integer_at_least("group", group, 1)
         self.noise_init = positive_float("noise_init", noise_init)
-        self.covariance = build_covariance(
-            covariance,
-            features,
-            features,
-            rank=rank,
-            residual=residual,
-            init=noise_init / math.sqrt(features),
-            device=device,
-            dtype=dtype,
-        )
+        options = CovarianceOptions(init=noise_init / math.sqrt(features), device=device, dtype=dtype)
+        self.covariance = build_covariance(covariance, features, features, rank=rank, residual=residual, **options)
         self._fit_to_unit_length()
 
     @property
@@ -93,18 +82,12 @@ class NoisyEmbedding(nn.Module):
                 module.weight.mul_(math.sqrt(self.features))
 
     def forward(self, embeddings: Tensor) -> GaussianNoise:
-        """The noise for embeddings [B, D], as they are when noise is added to them: a Gaussian over [B, D]."""
-        return self.covariance(embeddings.to(self._dtype()))
+        """Return the noise for embeddings [B, D], as they are when noise is added to them: a Gaussian over [B, D]."""
+        return self.covariance(embeddings.to(next(self.parameters()).dtype))
 
     def draw(self, noise: GaussianNoise | int, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Standard normals, [B, S, Q].
-
-        Args:
-            noise: what they are for, or B itself.
-            samples: S
-            generator: where the draws come from; torch's default generator without.
-        """
-        batch = noise if isinstance(noise, int) else _batch_of(noise)
+        """Return standard normals, [B, S, Q], for a noise over B embeddings or for B itself."""
+        batch = noise if isinstance(noise, int) else len(list(noise.parts().values())[-1])  # J comes first, without B
         sampler = "iid" if self.sampler == "normal" else self.sampler
         parameter = next(self.parameters())
         options = {"generator": generator, "device": parameter.device, "dtype": parameter.dtype}
@@ -119,12 +102,9 @@ class NoisyEmbedding(nn.Module):
         return torch.cat((z[firsts, :, :rank] * signs, z[..., rank:]), dim=-1)
 
     def group_of(self, batch: int, samples: int) -> int:
-        """How many examples in a row share the coefficients of their draw up to a sign, of a batch that is drawn at
-        once; 1 where independent draws cost no more, or where there would be few groups.
+        """Return how many examples in a row share the coefficients of their draw up to a sign, in one batch.
 
-        Args:
-            batch: B
-            samples: S
+        1 where independent draws cost no more, or where there would be few groups.
         """
         group, rank = min(self.group, batch // LEAST_GROUPS), self.covariance.rank
         shares = group > 1 and self.sampler == "normal" and isinstance(self.covariance, LowRankCovariance)
@@ -134,7 +114,7 @@ class NoisyEmbedding(nn.Module):
     def add_to(
         self, embeddings: Tensor, z: Tensor, group: int = 1, *, unit: bool = False, overwrite: bool = False
     ) -> Tensor:
-        """Embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
+        """Return embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
 
             embeddings = F.normalize(embeddings, dim=-1)        # unit
             embeddings.unsqueeze(1) + self(embeddings).draw(z)
@@ -143,10 +123,9 @@ class NoisyEmbedding(nn.Module):
             embeddings: [B, D]
             z: [B, S, Q] or [S, Q] standard normals.
             group: `group_of` the normals, if they are known to be shared; any others go with 1.
-            unit: whether embeddings are brought to length 1 first.
-            overwrite: whether the gradient of the result may be overwritten, see `add_noise`.
+            unit: as of `add_noise`, and so is overwrite.
         """
-        covariance, dtype = self.covariance, self._dtype()
+        covariance, dtype = self.covariance, next(self.parameters()).dtype
         x, z = embeddings.to(dtype), z.to(dtype)
         if not isinstance(covariance, LowRankCovariance | FullCovariance):
             x = F.normalize(x, dim=-1) if unit else x
@@ -167,31 +146,13 @@ class NoisyEmbedding(nn.Module):
         )
 
     def scale_of(self, embeddings: Tensor) -> Tensor:
-        """How noisy each embedding is said to be, [B]: the root mean square over D of the standard deviations.
+        """Return how noisy each embedding is said to be, [B]: the root mean square over D of the standard deviations.
 
-        It sees this embedding alone, and cannot tell which of two good ones do not belong together.
-
-        Args:
-            embeddings: [B, D], as they are when noise is added to them.
+        It sees this embedding alone, [B, D] as it is when noise is added to it, and cannot tell which of two good ones
+        do not belong together.
         """
-        return torch.cat([noise_scale(self(part)) for part in _parts(embeddings)])
-
-    def _dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        return torch.cat([noise_scale(self(part)) for part in embeddings.split(BLOCK)])
 
     def extra_repr(self) -> str:
-        """The sizes, as shown when the module is printed."""
+        """Return the sizes, as shown when the module is printed."""
         return f"D={self.features}, noise_init={self.noise_init:g}, sampler={self.sampler!r}"
-
-
-def _parts(embeddings: Tensor) -> Iterator[Tensor]:
-    for start in range(0, max(len(embeddings), 1), BLOCK):
-        yield embeddings[start : start + BLOCK]
-
-
-def _batch_of(noise: GaussianNoise) -> int:
-    """B."""
-    for tensor in (noise.residual, noise.scale, noise.factors):
-        if tensor is not None:
-            return tensor.shape[0]
-    raise ValueError("noise has neither factors nor a residual")

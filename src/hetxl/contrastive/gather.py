@@ -29,27 +29,29 @@ class Peers:
 
     @property
     def size(self) -> int:
-        """How many processes."""
+        """Return how many processes."""
         return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
     def rank(self) -> int:
-        """Which of them this is."""
+        """Return which of them this is."""
         return dist.get_rank(self.group) if self.size > 1 else 0
 
     def share_of(self, count: int, device: torch.device) -> "Share":
-        """What every process has of a batch, this one having `count` pairs."""
+        """Return what every process has of a batch, this one having `count` pairs."""
         if self.size == 1:
             return Share(self, [count])
         own = torch.tensor([count], device=device)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.group)
-        return Share(self, [int(value) for value in found])
+        counts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(counts, own, group=self.group)
+        return Share(self, [int(value) for value in counts])
 
     def pass_on(self, values: Tensor) -> Tensor:
         """Give contiguous values to the next process and take those of the one before, of the same shape."""
         received = torch.empty_like(values)
-        after, before = (self._global((self.rank + step) % self.size) for step in (1, -1))
+        after, before = ((self.rank + step) % self.size for step in (1, -1))
+        if self.group is not None:
+            after, before = (dist.get_global_rank(self.group, rank) for rank in (after, before))
         operations = [
             dist.P2POp(dist.isend, values, after, group=self.group),
             dist.P2POp(dist.irecv, received, before, group=self.group),
@@ -57,9 +59,6 @@ class Peers:
         for request in dist.batch_isend_irecv(operations):
             request.wait()
         return received
-
-    def _global(self, rank: int) -> int:
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 class Alone(Peers):
@@ -72,54 +71,36 @@ class Alone(Peers):
 
 
 class Share:
-    """A batch over processes, and which part of it this one has.
-
-    Args:
-        peers: the processes.
-        sizes: how many pairs each of them has.
-
-    Attributes:
-        count: pairs of this process.
-        offset: pairs of the processes before it.
-        total: B, all pairs.
-    """
+    """A batch over processes, each with so many pairs of it, and which part of it this one has."""
 
     def __init__(self, peers: Peers, sizes: list[int]):
-        self.peers = peers
-        self.sizes = sizes
-        self.count = sizes[peers.rank]
-        self.offset = sum(sizes[: peers.rank])
-        self.total = sum(sizes)
-
-    @property
-    def own(self) -> slice:
-        """This process's rows of the whole batch."""
-        return slice(self.offset, self.offset + self.count)
+        self.peers, self.sizes = peers, sizes
+        self.offset = sum(sizes[: peers.rank])  # pairs of the processes before this one
+        self.total = sum(sizes)  # B
+        self.own = slice(self.offset, self.offset + sizes[peers.rank])  # this process's rows of the whole batch
 
     @property
     def weight(self) -> float:
-        """What turns a sum over this process's queries into its part of the loss: the mean of the parts is the loss."""
+        """Return the factor from a sum over this process's queries to its part of the loss, the mean of all parts."""
         return self.peers.size / self.total
 
     def padded(self, values: Tensor) -> Tensor:
-        """Rows [n, ...] filled up to as many as the process with most of them has: messages have one size."""
+        """Return rows [n, ...] filled up to as many as the process with most of them has: messages have one size."""
         missing = max(self.sizes) - len(values)
         if not missing:
             return values.contiguous()
         return torch.cat((values, values.new_zeros(missing, *values.shape[1:])))
 
     def gather(self, values: Tensor, *, same_loss: bool) -> Tensor:
-        """Rows of all processes, [n, ...] → [B, ...], with gradients.
+        """Return rows of all processes, [n, ...] → [B, ...], with gradients.
 
-        Args:
-            values: this process's rows.
-            same_loss: whether every process then computes the same loss from them, and so knows the whole gradient of
-                its rows. Otherwise the processes' gradients are summed.
+        With `same_loss` every process then computes the same loss from them, and so knows the whole gradient of its
+        rows. Otherwise the processes' gradients are summed.
         """
         return values if self.peers.size == 1 else _Gather.apply(self, same_loss, values)
 
     def mean_value(self, part: Tensor) -> Tensor:
-        """The mean over the processes of their parts of the loss; its gradient is that of this process's part."""
+        """Return the mean of the processes' parts of the loss; its gradient is that of this process's part."""
         return part if self.peers.size == 1 else _MeanValue.apply(self, part)
 
 
@@ -128,9 +109,9 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, share: Share, same_loss: bool, values: Tensor) -> Tensor:
         ctx.share, ctx.same_loss = share, same_loss
         padded = share.padded(values)
-        found = [torch.empty_like(padded) for _ in share.sizes]
-        dist.all_gather(found, padded, group=share.peers.group)
-        return torch.cat([rows[:count] for rows, count in zip(found, share.sizes, strict=True)])
+        gathered = [torch.empty_like(padded) for _ in share.sizes]
+        dist.all_gather(gathered, padded, group=share.peers.group)
+        return torch.cat([rows[:count] for rows, count in zip(gathered, share.sizes, strict=True)])
 
     @staticmethod
     @once_differentiable

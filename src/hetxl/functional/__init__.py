@@ -4,13 +4,12 @@ A head is three steps. `noise` makes a Gaussian from the features, `lifts` carry
 averages softmax or sigmoid over samples; `distribution` holds the first two together and `samplers` supply the normals.
 """
 
-from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
 from hetxl.functional.distribution import Affine, LogitDistribution, Order, choose_order, correlation
 from hetxl.functional.engine import Plan, Summary, mc_log_normalisers, mc_log_probs, mc_nll, mc_predict, plan
-from hetxl.functional.hashing import hash_classes
-from hetxl.functional.lifts import HashLift, IdentityLift, Lift, LinearLift
+from hetxl.functional.lifts import ClassifierLift, HashLift, IdentityLift, Lift, LinearLift, hash_classes
 from hetxl.functional.links import (
-    Link,
+    APPROXIMATIONS,
+    approximate_log_probs,
     log_mean_exp,
     mean_sigmoid,
     mean_softmax,
@@ -19,8 +18,8 @@ from hetxl.functional.links import (
 )
 from hetxl.functional.noise import MIN_SCALE, GaussianNoise, Residual, residual_scale
 from hetxl.functional.samplers import SAMPLERS, Sampler, antithetic, draw_normals, iid, orthogonal, sobol
-from hetxl.functional.targets import IGNORE_INDEX, LabelLists, Targets, check_targets
-from hetxl.functional.weighting import Weights
+from hetxl.functional.targets import IGNORE_INDEX, LabelLists, Targets, Weights, check_targets
+from hetxl.registry import Link
 
 __all__ = [
     "APPROXIMATIONS",
@@ -28,6 +27,7 @@ __all__ = [
     "MIN_SCALE",
     "SAMPLERS",
     "Affine",
+    "ClassifierLift",
     "GaussianNoise",
     "HashLift",
     "IdentityLift",

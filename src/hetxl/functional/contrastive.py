@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.links import Link, mean_sigmoid, mean_softmax
+from hetxl.functional._torch import to_accumulation_dtype
+from hetxl.functional.links import mean_sigmoid, mean_softmax
 from hetxl.functional.noise import GaussianNoise
-from hetxl.functional.precision import accumulate
+from hetxl.registry import Link
 
 Normalize = Literal["before", "after", "both", "none"]
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
@@ -23,24 +24,20 @@ NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 def noise_base(embeddings: Tensor, normalize: Normalize) -> Tensor:
     """What noise is added to, and what its covariance is a function of: [B, D], of length 1 if normalised "before" the
     noise, in at least float32."""
-    wide = accumulate(embeddings)
+    wide = to_accumulation_dtype(embeddings)
     return F.normalize(wide, dim=-1) if normalize in ("before", "both") else wide
 
 
 def contrastive_keys(embeddings: Tensor, normalize: Normalize) -> Tensor:
     """Embeddings as keys, and as they are compared at test time: [B, D], of length 1 unless nothing is normalised."""
-    wide = accumulate(embeddings)
+    wide = to_accumulation_dtype(embeddings)
     return wide if normalize == "none" else F.normalize(wide, dim=-1)
 
 
 def noisy_queries(embeddings: Tensor, noise: GaussianNoise | None, z: Tensor | None, normalize: Normalize) -> Tensor:
-    """Embeddings with S draws of their noise, [B, S, D].
+    """Embeddings [B, D], as the tower gives them, with S draws of their noise, [B, S, D].
 
-    Args:
-        embeddings: [B, D], as the tower gives them.
-        noise: of `noise_base(embeddings, normalize)`; None without noise.
-        z: [B, S, Q] or [S, Q] standard normals; None without noise.
-        normalize: "before" the noise is added, "after" it, "both" or "none".
+    The noise is that of `noise_base(embeddings, normalize)`, and z [B, S, Q] or [S, Q] its normals; None without noise.
     """
     if noise is None or z is None:
         return contrastive_keys(embeddings, normalize).unsqueeze(1)
@@ -75,10 +72,10 @@ def contrastive_loss(
         bias: of the logits (sigmoid).
     """
     if link == "softmax":
-        from_images = _direction(image_queries, text_keys, scale)
-        from_texts = _direction(text_queries, image_keys, scale)
-        return (from_images + from_texts) / 2
-    logits = scale * torch.einsum("nsd,isd->nsi", *_as_many(image_queries, text_queries)) + bias
+        return (_direction(image_queries, text_keys, scale) + _direction(text_queries, image_keys, scale)) / 2
+    samples = max(image_queries.shape[1], text_queries.shape[1])  # those without noise are repeated
+    images, texts = (queries.expand(-1, samples, -1) for queries in (image_queries, text_queries))
+    logits = scale * torch.einsum("nsd,isd->nsi", images, texts) + bias
     log_p, log_not_p = mean_sigmoid(logits)
     pairs = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     return -torch.where(pairs, log_p, log_not_p).sum() / len(logits)
@@ -88,21 +85,6 @@ def _direction(queries: Tensor, keys: Tensor, scale: Tensor | float) -> Tensor:
     return -mean_softmax(scale * queries @ keys.T).diagonal().mean()  # of [B, S, B]
 
 
-def _as_many(*draws: Tensor) -> tuple[Tensor, ...]:
-    """Draws [B, S, D] of all sides, those without noise repeated."""
-    samples = max(each.shape[1] for each in draws)
-    return tuple(each.expand(-1, samples, -1) for each in draws)
-
-
 def noise_scale(noise: GaussianNoise) -> Tensor:
     """√(trace Σ / N), [...]: the root mean square of the standard deviations, one number for each example."""
-    variance: Tensor | None = None
-    if noise.factors is not None:
-        variance = noise.factors.square().sum(-2)  # [N] or [..., N]
-        if noise.scale is not None:
-            variance = variance * noise.scale.square()
-    if noise.residual is not None:
-        variance = noise.residual.square() if variance is None else variance + noise.residual.square()
-    if variance is None:
-        raise ValueError("noise has neither factors nor a residual")
-    return variance.mean(-1).sqrt()
+    return noise.variance().mean(-1).sqrt()

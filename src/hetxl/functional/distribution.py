@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetxl.functional._torch import to_accumulation_dtype, without_autocast
 from hetxl.functional.lifts import Lift
 from hetxl.functional.noise import GaussianNoise, gather_columns
-from hetxl.functional.precision import accumulate, without_autocast
 
 Order = Literal["samples", "factors"]
 ORDERS: tuple[Order, ...] = ("samples", "factors")
@@ -18,15 +18,10 @@ ORDERS: tuple[Order, ...] = ("samples", "factors")
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A linear classifier as plain tensors: features [..., D] → logits [..., K].
+    """A linear classifier as plain tensors: features [..., D] → logits [..., K]."""
 
-    Attributes:
-        weight: [K, D]
-        bias: [K] or None
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Tensor  # [K, D]
+    bias: Tensor | None = None  # [K]
 
     def __call__(self, features: Tensor) -> Tensor:
         """W φ + b."""
@@ -58,10 +53,7 @@ class LogitDistribution:
         noise: GaussianNoise | None = None,
         lift: Lift | None = None,
     ):
-        self.features = features
-        self.classifier = classifier
-        self.noise = noise
-        self.lift = lift
+        self.features, self.classifier, self.noise, self.lift = features, classifier, noise, lift
         self._mean: Tensor | None = None
         self._factors: Tensor | None = None
 
@@ -80,7 +72,7 @@ class LogitDistribution:
     def mean(self) -> Tensor:
         """The logits without noise, [..., K]."""
         if self._mean is None:
-            self._mean = accumulate(self.classifier(self.features))
+            self._mean = to_accumulation_dtype(self.classifier(self.features))
         return self._mean
 
     @property
@@ -97,7 +89,7 @@ class LogitDistribution:
     def variance(self) -> Tensor:
         """The variance of each logit, [..., K]."""
         if self.noise is None or self.lift is None:
-            return accumulate(self.factors).square().sum(-2)
+            return to_accumulation_dtype(self.factors).square().sum(-2)
         with without_autocast(self.features.device):
             return self.lift.variance(self.noise)
 
@@ -106,10 +98,10 @@ class LogitDistribution:
         with without_autocast(self.features.device):
             if self.noise is not None and self.lift is not None:
                 return self.lift.covariance(self.noise, classes)
-            factors = accumulate(gather_columns(self.factors, classes))  # [..., Q, k]
+            factors = to_accumulation_dtype(gather_columns(self.factors, classes))  # [..., Q, k]
             return factors.mT @ factors
 
-    def sample(self, z: Tensor | None, order: Order = "samples") -> Tensor:
+    def sample(self, z: Tensor | None, order: Order | None = "samples") -> Tensor:
         """Sampled logits, in either of two orders that give the same numbers.
 
             samples: mean + lift(z @ basis)      S rows through the lift for each example
@@ -117,20 +109,20 @@ class LogitDistribution:
 
         Args:
             z: [..., S, Q] or [S, Q] standard normals; None without noise.
-            order: what is lifted, the samples or the factors.
+            order: what is lifted, the samples or the factors; None for what is cheaper.
 
         Returns:
             [..., S, K]; without noise [..., 1, K].
         """
         if self.noise is None or z is None:
             return self.mean.unsqueeze(-2)
-        if order == "factors":
+        if (order or choose_order(self, z.shape[-2])) == "factors":
             if self.opaque:
                 raise ValueError('order="factors" needs a linear classifier; this one is opaque: use order="samples"')
             return self.mean.unsqueeze(-2) + z @ self.factors
         draws = self.noise.draw(z)  # [..., S, N]
         if self.lift is None:
-            return accumulate(self.classifier(self.features.unsqueeze(-2) + draws))
+            return to_accumulation_dtype(self.classifier(self.features.unsqueeze(-2) + draws))
         return self.mean.unsqueeze(-2) + self.lift(draws)
 
     def without_noise(self) -> "LogitDistribution":
@@ -141,11 +133,11 @@ class LogitDistribution:
         """Noise [..., Q, N] → logits [..., Q, K]."""
         if self.lift is not None:
             return self.lift(noise)
-        return accumulate(self.classifier(self.features.unsqueeze(-2) + noise)) - self.mean.unsqueeze(-2)
+        return to_accumulation_dtype(self.classifier(self.features.unsqueeze(-2) + noise)) - self.mean.unsqueeze(-2)
 
 
 def choose_order(distribution: LogitDistribution, num_samples: int) -> Order:
-    """The cheaper order: factors-first once there are more samples than rows in the basis.
+    """Return the cheaper order: factors-first once there are more samples than rows in the basis.
 
     An opaque classifier takes samples only. A true diagonal residual has as many rows as the noise space has
     dimensions, so samples win there until S is very large.
@@ -156,14 +148,7 @@ def choose_order(distribution: LogitDistribution, num_samples: int) -> Order:
 
 
 def correlation(covariance: Tensor) -> Tensor:
-    """Correlations from covariances; a class without noise is correlated with nothing but itself.
-
-    Args:
-        covariance: [..., k, k]
-
-    Returns:
-        [..., k, k], ones on the diagonal.
-    """
+    """Correlations from covariances, both [..., k, k]; a class without noise is correlated with nothing but itself."""
     scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     normed = covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2))

@@ -12,21 +12,26 @@ variance of every logit, and the covariance of a few, without the basis of all c
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.noise import GaussianNoise
-from hetxl.functional.precision import accumulate
+from hetxl._seeds import GOLDEN, splitmix64
+from hetxl.functional._torch import slices, to_accumulation_dtype
+from hetxl.functional.noise import GaussianNoise, added
 
-ELEMENTS = 2**22
-"""Of the lifted basis at a time, where only its squares are wanted."""
+ELEMENTS = 2**22  # of the lifted basis at a time, where only its squares are wanted
+
+LiftKind = Literal["identity", "hash", "classifier", "projection"]
 
 
 class Lift(Protocol):
-    """A linear map from noise space to logit space."""
+    """A linear map from noise space to logit space, of one `kind` of four, so that an evaluation need not guess."""
+
+    kind: ClassVar[LiftKind]
 
     def __call__(self, noise: Tensor) -> Tensor:
         """Lift noise [..., N] to all classes, [..., K]."""
@@ -45,6 +50,8 @@ class Lift(Protocol):
 class IdentityLift:
     """HET: the noise lives on the logits (Eq. heteroscedastic_probs)."""
 
+    kind: ClassVar[LiftKind] = "identity"
+
     def __call__(self, noise: Tensor) -> Tensor:
         """[..., K] → [..., K]."""
         return noise
@@ -60,13 +67,11 @@ class IdentityLift:
 
 @dataclass(frozen=True, eq=False)
 class HashLift:
-    """HET-H: class k reads the noise of its bucket h(k); Hᵀε by indexing, never as a matrix (Eq. het_hashing).
+    """HET-H: class k reads the noise of its bucket h(k); Hᵀε by indexing, never as a matrix (Eq. het_hashing)."""
 
-    Attributes:
-        buckets: [K], h(k) in 0 … H − 1.
-    """
+    buckets: Tensor  # [K], h(k) in 0 … H − 1
 
-    buckets: Tensor
+    kind: ClassVar[LiftKind] = "hash"
 
     def __call__(self, noise: Tensor) -> Tensor:
         """[..., H] → [..., K]."""
@@ -83,13 +88,11 @@ class HashLift:
 
 @dataclass(frozen=True, eq=False)
 class LinearLift:
-    """HET-XL: the noise passes through W (Eq. het-xs) or a projection W′ of its own (Eq. het_xl_ind_d).
+    """HET-XL with a projection W′ of its own (Eq. het_xl_ind_d)."""
 
-    Attributes:
-        weight: [K, N]. The classifier's bias is no part of the lift: it belongs to the mean.
-    """
+    weight: Tensor  # [K, N]
 
-    weight: Tensor
+    kind: ClassVar[LiftKind] = "projection"
 
     def __call__(self, noise: Tensor) -> Tensor:
         """[..., N] → [..., K]."""
@@ -103,18 +106,43 @@ class LinearLift:
         rows = noise if spread is None else replace(noise, residual=None)
         basis = None if rows.size == 0 else rows.basis()  # [..., R or Q, N]
         step = max(1, ELEMENTS // max(1, 0 if basis is None else basis[..., 0].numel()))
-        found = []
-        for start in range(0, self.weight.shape[0], step):
-            weight = accumulate(self.weight[start : start + step])
+        variances = []
+        for classes in slices(self.weight.shape[0], step):
+            weight = to_accumulation_dtype(self.weight[classes])
             parts = []
             if basis is not None:
                 parts.append(F.linear(basis.to(weight.dtype), weight).square().sum(-2))
             if spread is not None:
                 parts.append(F.linear(spread.square().to(weight.dtype), weight.square()))
-            found.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
-        return torch.cat(found, -1)
+            variances.append(added(parts))
+        return torch.cat(variances, -1)
 
     def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
         """[..., k, k] among classes [..., k], reading k rows of the weight for each example."""
-        seen = noise.seen_by(accumulate(self.weight[classes]))  # [..., k, Q]
+        seen = noise.project(to_accumulation_dtype(self.weight[classes]))  # [..., k, Q]
         return seen @ seen.mT
+
+
+class ClassifierLift(LinearLift):
+    """HET-XL: the noise passes through the classifier's own W (Eq. het-xs). Its bias belongs to the mean."""
+
+    kind: ClassVar[LiftKind] = "classifier"
+
+
+def hash_classes(num_classes: int, buckets: int, seed: int = 0) -> Tensor:
+    """Map every class to a bucket, the same on every platform and for every number of classes.
+
+    The mixing is splitmix64's, on exact 64-bit integers, so neither torch's generators nor the machine have a say,
+    and class k keeps its bucket when classes are added.
+
+    Args:
+        num_classes: K
+        buckets: H
+        seed: another seed gives an independent hash.
+
+    Returns:
+        [K] int64, each in 0 … H − 1.
+    """
+    start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
+    mixed = splitmix64(np.arange(num_classes, dtype=np.uint64) * np.uint64(GOLDEN) + start)
+    return torch.from_numpy((mixed % np.uint64(buckets)).astype(np.int64))

@@ -2,17 +2,30 @@
 
 Always a log-mean-exp, never the logarithm of a clipped probability: the loss and its gradient stay finite and right
 when every sampled probability underflows.
+
+`approximate_log_probs` averages over Gaussian logits without samples, from the mean and the lifted basis alone. With m
+the mean logits and f_q the rows of the basis in logit space, both divided by τ:
+
+| method | softmax | sigmoid |
+| --- | --- | --- |
+| `probit` | softmax(m_k / √(1 + π/8 s_k)), s_k = Σ_q f_qk² | σ(m / √(1 + π/8 s)) |
+| `mean_field` | the same with m and f centred on their means under softmax(m) | as `probit` |
+| `taylor` | p_k (1 + ½ Σ_q [(f_qk − μ_q)² − v_q]) | p + ½ s p (1 − p)(1 − 2p) |
+
+with p = softmax(m) or σ(m), and μ_q and v_q the mean and variance of f_q under p.
+
+`mean_field` does not change when all logits move together, as softmax does not; `probit` does. `taylor` is the exact
+second-order expansion in the noise: best when the noise is small, and not to be used when it is large (its result is
+kept within bounds and normalised, nothing more). docs/methods.md measures all of them.
 """
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Link = Literal["softmax", "sigmoid"]
-LINKS: tuple[Link, ...] = ("softmax", "sigmoid")
+from hetxl.registry import Link
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
@@ -43,3 +56,53 @@ def sigmoid_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
 def _finite(log_probs: Tensor) -> Tensor:
     """−∞ as the smallest number there is, which times 0 is 0."""
     return log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+
+
+APPROXIMATIONS = ("mean_field", "probit", "taylor")
+
+SMALLEST = 1e-30  # the least probability that `taylor` gives, where its expansion would be negative
+
+
+def approximate_log_probs(method: str, mean: Tensor, factors: Tensor, link: Link) -> tuple[Tensor, Tensor | None]:
+    """Averaged log-probabilities without samples.
+
+    Args:
+        method: "mean_field", "probit" or "taylor".
+        mean: m, [..., K], divided by τ.
+        factors: f, [..., Q, K], divided by τ.
+        link: "softmax" or "sigmoid"
+
+    Returns:
+        log_p: [..., K]
+        log_not_p: [..., K] for the sigmoid link, None for softmax.
+    """
+    if link == "sigmoid":
+        return _sigmoid(method, mean, factors.square().sum(-2))
+    if method == "probit":
+        return torch.log_softmax(mean / _widening(factors.square().sum(-2)), dim=-1), None
+    log_probs = torch.log_softmax(mean, dim=-1)
+    probs = log_probs.exp().unsqueeze(-2)  # [..., 1, K]
+    centred = factors - (factors * probs).sum(-1, keepdim=True)
+    spread = centred.square()
+    if method == "mean_field":
+        middle = (mean * probs.squeeze(-2)).sum(-1, keepdim=True)
+        return torch.log_softmax((mean - middle) / _widening(spread.sum(-2)), dim=-1), None
+    change = 0.5 * (spread - (spread * probs).sum(-1, keepdim=True)).sum(-2)  # [..., K]
+    # Taken in the logarithm, so that classes of very small probability keep theirs.
+    expanded = log_probs + (1 + change).clamp(min=SMALLEST).log()
+    return torch.log_softmax(expanded, dim=-1), None
+
+
+def _sigmoid(method: str, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    if method == "taylor":
+        probs = mean.sigmoid()
+        expanded = probs + 0.5 * variance * probs * (1 - probs) * (1 - 2 * probs)
+        expanded = expanded.clamp(SMALLEST, 1 - torch.finfo(mean.dtype).eps)
+        return expanded.log(), (-expanded).log1p()
+    shrunk = mean / _widening(variance)
+    return F.logsigmoid(shrunk), F.logsigmoid(-shrunk)
+
+
+def _widening(variance: Tensor) -> Tensor:
+    """√(1 + π/8 s): by how much Gaussian noise of variance s flattens a sigmoid."""
+    return (1 + math.pi / 8 * variance).sqrt()

@@ -4,17 +4,15 @@ A draw is `z @ basis` with standard normals z [..., S, Q]. The four covariances 
 basis comes about, so one class holds them all.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl.functional.precision import accumulate
-
-Residual = Literal["rank1", "diagonal"]
-RESIDUALS: tuple[Residual, ...] = ("rank1", "diagonal")
+from hetxl.functional._torch import to_accumulation_dtype
+from hetxl.registry import Residual
 
 MIN_SCALE = 1e-3
 """Added to the softplus, so that no direction of the noise dies."""
@@ -26,15 +24,13 @@ def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
     return values.expand(*index.shape[:-1], values.shape[-1]).gather(-1, index)
 
 
+def added(parts: list[Tensor]) -> Tensor:
+    """The sum of one or two tensors; adding 0 would cost a pass over one."""
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
 def residual_scale(raw: Tensor) -> Tensor:
-    """The standard deviation d(x) of the residual from its unbounded parametrisation.
-
-    Args:
-        raw: [..., N]
-
-    Returns:
-        [..., N], softplus(raw) + 1e-3: a standard deviation, not a variance.
-    """
+    """The residual's standard deviation d(x), [..., N], from its unbounded parametrisation: softplus(raw) + 1e-3."""
     return F.softplus(raw) + MIN_SCALE
 
 
@@ -62,11 +58,24 @@ class GaussianNoise:
     residual: Tensor | None = None
     residual_kind: Residual = "rank1"
 
+    def parts(self) -> dict[str, Tensor]:
+        """Return the tensors that there are, by name."""
+        named = {"factors": self.factors, "scale": self.scale, "residual": self.residual}
+        return {name: part for name, part in named.items() if part is not None}
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "GaussianNoise":
+        """Return the Gaussian with a function of each of its tensors in their place."""
+        return replace(self, **{name: function(part) for name, part in self.parts().items()})
+
     @property
     def dtype(self) -> torch.dtype:
         """Of its tensors."""
-        first = next(part for part in (self.factors, self.scale, self.residual) if part is not None)
-        return first.dtype
+        return next(iter(self.parts().values())).dtype
+
+    @property
+    def features(self) -> int:
+        """N."""
+        return next(part for part in (self.residual, self.factors) if part is not None).shape[-1]
 
     @property
     def rank(self) -> int:
@@ -87,17 +96,12 @@ class GaussianNoise:
 
     def of_examples(self, examples: slice | Tensor) -> "GaussianNoise":
         """The Gaussians of some examples of a batch with one dimension; shared factors stay shared."""
-        shared = self.factors is not None and self.factors.dim() == 2
-        factors, scale, residual = (
-            None if part is None else part[examples]
-            for part in (None if shared else self.factors, self.scale, self.residual)
-        )
-        return GaussianNoise(self.factors if shared else factors, scale, residual, self.residual_kind)
+        own = {name: part[examples] for name, part in self.parts().items() if name != "factors" or part.dim() > 2}
+        return replace(self, **own)
 
     def accumulated(self) -> "GaussianNoise":
         """The same in at least float32, in which sums are formed."""
-        parts = (None if part is None else accumulate(part) for part in (self.factors, self.scale, self.residual))
-        return GaussianNoise(*parts, residual_kind=self.residual_kind)
+        return self.mapped(to_accumulation_dtype)
 
     def scaled(self, factor: float) -> "GaussianNoise":
         """Every draw times a factor: standard deviations so many times as large."""
@@ -110,13 +114,9 @@ class GaussianNoise:
         return GaussianNoise(factors, scale, residual, self.residual_kind)
 
     def draw(self, z: Tensor) -> Tensor:
-        """Mix standard normals into noise, without building the basis; equal to `z @ self.basis()`.
+        """Mix standard normals z [..., S, Q], or [S, Q] shared by all examples, into noise [..., S, N].
 
-        Args:
-            z: [..., S, Q] standard normals, or [S, Q] shared by all examples.
-
-        Returns:
-            [..., S, N]
+        z @ self.basis(), without the basis
         """
         parts = []
         if self.factors is not None:
@@ -125,7 +125,7 @@ class GaussianNoise:
         if self.residual is not None:
             # [..., S, 1] or [..., S, N] against [..., 1, N]
             parts.append(z[..., self.rank :] * self.residual.unsqueeze(-2))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return added(parts)
 
     def basis(self) -> Tensor:
         """The rows that the standard normals weigh, [..., Q, N]: covariance() = basisᵀ basis."""
@@ -133,24 +133,16 @@ class GaussianNoise:
         if self.factors is not None:
             rows.append(self.factors if self.scale is None else self.factors * self.scale.unsqueeze(-2))
         if self.residual is not None:
-            if self.residual_kind == "rank1":
-                rows.append(self.residual.unsqueeze(-2))
-            else:
-                rows.append(torch.diag_embed(self.residual))
+            rank1 = self.residual_kind == "rank1"
+            rows.append(self.residual.unsqueeze(-2) if rank1 else torch.diag_embed(self.residual))
         if len(rows) == 1:
             return rows[0]
         return torch.cat((rows[0].expand(*rows[1].shape[:-2], -1, -1), rows[1]), dim=-2)
 
-    def seen_by(self, rows: Tensor) -> Tensor:
-        """What each normal adds to the logits of some classes, without the basis [..., Q, N].
+    def project(self, rows: Tensor) -> Tensor:
+        """What each normal adds to the logits of some classes, [..., k, Q], from their rows of W [..., k, N].
 
-            rows @ self.basis().mT
-
-        Args:
-            rows: of W, [..., k, N].
-
-        Returns:
-            [..., k, Q]
+        rows @ self.basis().mT, without the basis [..., Q, N]
         """
         parts = []
         if self.factors is not None:
@@ -178,32 +170,28 @@ class GaussianNoise:
                 parts[0] = parts[0] * wide.scale.square()
         if wide.residual is not None:
             parts.append(wide.residual.square())
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return added(parts)
 
     def covariance_among(self, columns: Tensor) -> Tensor:
-        """Σ(x) among some coordinates of each example, in at least float32, without the basis.
+        """Σ(x) among some coordinates of each example, [..., k, k], in at least float32, without the basis.
 
             basis = self.basis().gather(-1, …)  # [..., Q, k]
             basis.mT @ basis
 
-        Args:
-            columns: [..., k] in 0 … N − 1; one may be there several times.
-
-        Returns:
-            [..., k, k]
+        The columns [..., k] lie in 0 … N − 1; one may be there several times.
         """
         parts = []
         if self.factors is not None:
             shared = self.factors.dim() == 2
             rows = self.factors.T[columns] if shared else gather_columns(self.factors, columns).mT
-            rows = accumulate(rows)  # [..., k, R]
+            rows = to_accumulation_dtype(rows)  # [..., k, R]
             if self.scale is not None:
-                rows = rows * accumulate(self.scale).gather(-1, columns).unsqueeze(-1)
+                rows = rows * to_accumulation_dtype(self.scale).gather(-1, columns).unsqueeze(-1)
             parts.append(rows @ rows.mT)
         if self.residual is not None:
-            spread = accumulate(self.residual.gather(-1, columns))
+            spread = to_accumulation_dtype(self.residual.gather(-1, columns))
             product = spread.unsqueeze(-1) * spread.unsqueeze(-2)
             if self.residual_kind == "diagonal":  # one normal for each coordinate, which shares it with none but itself
                 product = product * (columns.unsqueeze(-1) == columns.unsqueeze(-2))
             parts.append(product)
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return added(parts)

@@ -1,55 +1,28 @@
-"""The two primitives, written plainly: the whole [..., S, K] tensor of sampled logits, and autograd.
+"""The primitives, written plainly: the whole [..., S, K] tensor of sampled logits, and autograd.
 
-Every faster evaluation is tested against these functions.
+Every faster evaluation is tested against these functions. They take the arguments of their namesakes in
+`hetxl.functional`: a distribution over logits [..., K], standard normals z [..., S, Q] or [S, Q] (None without noise),
+τ and the link. `order` is what is lifted, see `LogitDistribution.sample`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetxl.functional._torch import to_accumulation_dtype
 from hetxl.functional.distribution import LogitDistribution, Order
-from hetxl.functional.links import (
-    Link,
-    log_mean_exp,
-    mean_sigmoid,
-    mean_softmax,
-    sigmoid_entropy,
-    softmax_entropy,
-)
-from hetxl.functional.precision import accumulate
-from hetxl.functional.targets import Targets
-from hetxl.functional.weighting import (
-    UNWEIGHTED,
-    Weights,
-    coefficients,
-    dense_labels,
-    known_ids,
-    reduce_losses,
-)
+from hetxl.functional.links import log_mean_exp, mean_sigmoid, mean_softmax, sigmoid_entropy, softmax_entropy
+from hetxl.functional.targets import UNWEIGHTED, Targets, Weights, coefficients, dense_labels, known_ids, reduce_losses
+from hetxl.registry import Link
 
 
 def mc_log_probs(
-    distribution: LogitDistribution,
-    z: Tensor | None,
-    *,
-    temperature: Tensor | float,
-    link: Link,
-    order: Order,
+    distribution: LogitDistribution, z: Tensor | None, *, temperature: Tensor | float, link: Link, order: Order | None
 ) -> Tensor:
-    """Log-probabilities averaged over samples (Eq. heteroscedastic_probs with σ_τ), differentiable.
+    """Log-probabilities [..., K] averaged over samples (Eq. heteroscedastic_probs with σ_τ), differentiable.
 
-        probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
-        return probs.log()                                                   # sigmoid: logit(probs)
-
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        temperature: τ
-        link: "softmax" or "sigmoid"
-        order: what is lifted, see `LogitDistribution.sample`.
-
-    Returns:
-        [..., K] log-probabilities; for the sigmoid link the logits of the mean probabilities.
+    probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
+    return probs.log()                                                   # sigmoid: logit(probs)
     """
     logits = distribution.sample(z, order) / temperature  # [..., S, K]
     if link == "softmax":
@@ -63,25 +36,14 @@ def mc_log_normalisers(
     z: Tensor | None,
     *,
     temperature: Tensor | float,
-    left_out: Tensor | None = None,
-    order: Order = "samples",
+    excluded: Tensor | None = None,
+    order: Order | None = "samples",
 ) -> Tensor:
-    """log Σ_k exp(u_k / τ) over the classes, for every sample.
-
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        temperature: τ
-        left_out: [...], a class of each example that does not count, or −1; None for all classes.
-        order: what is lifted, see `LogitDistribution.sample`.
-
-    Returns:
-        [..., S]
-    """
+    """log Σ_k exp(u_k / τ) of every sample, [..., S], over all classes but `excluded` [...], −1 for none."""
     logits = distribution.sample(z, order) / temperature  # [..., S, K]
-    if left_out is not None:
+    if excluded is not None:
         classes = torch.arange(logits.shape[-1], device=logits.device)
-        logits = logits.masked_fill((classes == left_out.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
+        logits = logits.masked_fill((classes == excluded.unsqueeze(-1)).unsqueeze(-2), -torch.inf)
     return logits.logsumexp(-1)
 
 
@@ -92,27 +54,14 @@ def mc_nll(
     *,
     temperature: Tensor | float,
     link: Link,
-    order: Order = "samples",
+    order: Order | None = "samples",
     reduction: str = "mean",
     weights: Weights = UNWEIGHTED,
 ) -> Tensor:
-    """Negative log-likelihood of the targets under the averaged probabilities.
+    """Negative log-likelihood of the targets under the averaged probabilities, a scalar, or [...] for reduction "none".
 
-        probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
-        return -probs.log().gather(-1, ids)                                  # sigmoid: summed binary cross-entropy
-
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        targets: ids [...], dense [..., K] or lists.
-        temperature: τ
-        link: "softmax" or "sigmoid"
-        order: what is lifted, see `LogitDistribution.sample`.
-        reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
-        weights: of examples and classes, and label smoothing.
-
-    Returns:
-        A scalar, or [...] for reduction "none" (0 where an example does not count).
+    probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
+    return -probs.log().gather(-1, ids)                                  # sigmoid: summed binary cross-entropy
     """
     logits = distribution.sample(z, order) / temperature  # [..., S, K]
     batch_shape, classes = logits.shape[:-2], logits.shape[-1]
@@ -132,28 +81,10 @@ def mc_nll(
 
 
 def mc_predict(
-    distribution: LogitDistribution,
-    z: Tensor | None,
-    *,
-    temperature: Tensor | float,
-    link: Link,
-    order: Order,
+    distribution: LogitDistribution, z: Tensor | None, *, temperature: Tensor | float, link: Link, order: Order | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a prediction needs from one pass over the samples.
-
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        temperature: τ
-        link: "softmax" or "sigmoid"
-        order: what is lifted, see `LogitDistribution.sample`.
-
-    Returns:
-        log_probs: [..., K], log of the mean probability (both links).
-        entropy: [...], of the mean probabilities.
-        expected_entropy: [...], mean over samples of the entropy of each; the part that is not due to the noise.
-    """
-    logits = accumulate(distribution.sample(z, order) / temperature)
+    """Return log p̄ [..., K], the entropy of p̄ [...] and the mean entropy of the samples [...]."""
+    logits = to_accumulation_dtype(distribution.sample(z, order) / temperature)
     if link == "softmax":
         per_sample = torch.log_softmax(logits, dim=-1)
         log_probs = log_mean_exp(per_sample, dim=-2)

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from hetxl.functional._compile import not_compiled
+from hetxl.functional._torch import not_compiled
+
+Rng = torch.Generator | None
+Device = torch.device | None
+Dtype = torch.dtype
 
 
 class Sampler(Protocol):
@@ -29,49 +33,30 @@ class Sampler(Protocol):
         samples: int,
         size: int,
         *,
-        generator: torch.Generator | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
+        generator: Rng = None,
+        device: Device = None,
+        dtype: Dtype = torch.float32,
     ) -> Tensor:
         """Draw [batch, samples, size]."""
         ...
 
 
 def iid(
-    batch: int,
-    samples: int,
-    size: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    batch: int, samples: int, size: int, *, generator: Rng = None, device: Device = None, dtype: Dtype = torch.float32
 ) -> Tensor:
     """Independent draws, [batch, samples, size]."""
     return torch.randn(batch, samples, size, generator=generator, device=device, dtype=dtype)
 
 
 def antithetic(
-    batch: int,
-    samples: int,
-    size: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    batch: int, samples: int, size: int, *, generator: Rng = None, device: Device = None, dtype: Dtype = torch.float32
 ) -> Tensor:
     """Pairs z, −z; with an odd number of samples the last is unpaired. [batch, samples, size]."""
-    half = iid(batch, (samples + 1) // 2, size, generator=generator, device=device, dtype=dtype)
-    return _pair(half, samples)
+    return _pair(iid(batch, (samples + 1) // 2, size, generator=generator, device=device, dtype=dtype), samples)
 
 
 def orthogonal(
-    batch: int,
-    samples: int,
-    size: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    batch: int, samples: int, size: int, *, generator: Rng = None, device: Device = None, dtype: Dtype = torch.float32
 ) -> Tensor:
     """Antithetic pairs along orthogonal directions with chi-distributed lengths, [batch, samples, size].
 
@@ -95,13 +80,7 @@ def orthogonal(
 
 
 def sobol(
-    batch: int,
-    samples: int,
-    size: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    batch: int, samples: int, size: int, *, generator: Rng = None, device: Device = None, dtype: Dtype = torch.float32
 ) -> Tensor:
     """A scrambled Sobol net through the inverse normal distribution, [batch, samples, size].
 
@@ -135,12 +114,7 @@ def _pair(half: Tensor, samples: int) -> Tensor:
     return torch.stack((half, -half), dim=2).flatten(1, 2)[:, :samples]
 
 
-SAMPLERS: dict[str, Sampler] = {
-    "iid": iid,
-    "antithetic": antithetic,
-    "orthogonal": orthogonal,
-    "sobol": sobol,
-}
+SAMPLERS: dict[str, Sampler] = {"iid": iid, "antithetic": antithetic, "orthogonal": orthogonal, "sobol": sobol}
 
 
 def draw_normals(
@@ -150,9 +124,9 @@ def draw_normals(
     rank: int,
     residual: int,
     *,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    generator: Rng = None,
+    device: Device = None,
+    dtype: Dtype = torch.float32,
 ) -> Tensor:
     """The normals of one call, [batch, samples, rank + residual].
 

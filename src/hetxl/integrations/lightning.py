@@ -4,24 +4,100 @@ Both are of the package that the program uses, `lightning` or `pytorch_lightning
 """
 
 import dataclasses
+import importlib
 import math
-from collections.abc import Callable
-from typing import Any
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from hetxl.evaluation import RecordsBuilder
-from hetxl.functional import LabelLists, check_targets
-from hetxl.functional.targets import Targets
-from hetxl.integrations.lightning_metrics import CalibrationError, draws, noise_scale, pl, torchmetrics
-from hetxl.integrations.lightning_monitor import HeadMonitor
-from hetxl.nn import Head
-from hetxl.training.config import TrainConfig
-from hetxl.training.schedule import build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
+from hetxl._checks import integer_at_least
+from hetxl.functional import IGNORE_INDEX, LabelLists, check_targets
+from hetxl.functional.targets import Targets, TargetsLike
+from hetxl.integrations.convert.locate import find_head
+from hetxl.metrics import Records, RecordsBuilder, calibration_error
+from hetxl.nn import Head, Prediction
+from hetxl.optim import Recipe, build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
 
 __all__ = ["CalibrationError", "HeadMonitor", "HetXLModule", "noise_scale"]
+
+
+def import_lightning() -> Any:
+    """`lightning.pytorch`, or `pytorch_lightning` where only that is installed or it alone is in use."""
+    # A Trainer takes modules of its own package only: the one that is in use already goes first.
+    for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != name.partition(".")[0]:
+                raise
+    raise ImportError("hetxl.integrations.lightning needs lightning: pip install lightning")
+
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    import torchmetrics
+else:
+    pl = import_lightning()
+    # After Lightning, which brings it: where both are missing, the error is that above.
+    torchmetrics = importlib.import_module("torchmetrics")
+
+NOISE_CLASSES = 256
+"""Logits of each example that `noise_scale` looks at, evenly spaced over the classes."""
+
+
+class CalibrationError(torchmetrics.Metric):
+    """The expected calibration error with 15 bins of equally many examples, as `hetxl.metrics.calibration_error`
+    gives it. It keeps two numbers of each example, and joins those of all processes."""
+
+    full_state_update = False
+    confidence: list[Tensor]
+    hit: list[Tensor]
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.add_state("confidence", [], dist_reduce_fx="cat")
+        self.add_state("hit", [], dist_reduce_fx="cat")
+
+    def update(self, confidence: Tensor, hit: Tensor) -> None:
+        """Add probabilities of the most probable classes [b], and whether those are labels [b]."""
+        self.confidence.append(confidence.to(self.device, torch.float32))
+        self.hit.append(hit.to(self.device, torch.bool))
+
+    def compute(self) -> Tensor:
+        """Return the error over all examples; NaN without any."""
+        # One tensor already where processes were joined.
+        states: list[Any] = [self.confidence, self.hit]
+        confidence, hit = [torch.cat(each) if isinstance(each, list) and each else each for each in states]
+        if not len(hit):
+            return torch.tensor(math.nan, device=self.device)
+        columns = {name: np.zeros((len(hit), 1) if name.startswith("top_") else len(hit)) for name in Records.TYPES}
+        columns |= {"hit": hit.cpu().numpy(), "top_probs": confidence[:, None].cpu().numpy()}  # pyright: ignore
+        return torch.tensor(calibration_error(Records(**columns)), dtype=torch.float32, device=self.device)
+
+
+@torch.no_grad()
+def noise_scale(head: Head, features: Tensor) -> float:
+    """Return how far the noise moves logits, in the units of what the softmax sees.
+
+    For each example the standard deviation of a logit, as root mean square over the classes and divided by τ; of those
+    the median. With more than 256 classes it looks at 256 of them. 0 for a head without noise. Features are [b, D].
+    """
+    count = min(head.num_classes, NOISE_CLASSES)
+    classes = torch.linspace(0, head.num_classes - 1, count, device=features.device).round().long()
+    covariance = head.logit_distribution(features).covariance(classes.expand(len(features), -1))
+    variance = covariance.diagonal(dim1=-2, dim2=-1).float().mean(-1)
+    return float(variance.sqrt().median() / head.temperature())
+
+
+def draws(device: torch.device, number: int) -> torch.Generator:
+    """For one batch of an evaluation: the same each time, and without a trace in torch's own generators."""
+    return torch.Generator(device).manual_seed(number)
+
 
 _MEANS = ("nll", "precision@1", "precision@5")
 
@@ -63,13 +139,11 @@ class HetXLModule(pl.LightningModule):
         super().__init__()
         if not isinstance(head, Head):
             raise TypeError(f"head must be one of hetxl's, such as hetxl.HetXLHead, found {type(head).__name__}")
-        # The options of hetxl's own training, which checks them.
-        self.recipe = TrainConfig(
+        self.recipe = Recipe(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             temperature_learning_rate=temperature_learning_rate,
             warmup=warmup,
-            warmup_from=0.0,
             schedule=schedule,
         )
         self.save_hyperparameters(ignore=["backbone", "head", "optimizer"])
@@ -80,34 +154,27 @@ class HetXLModule(pl.LightningModule):
             self.scores[f"{stage}_calibration_error"] = CalibrationError()
 
     def forward(self, inputs: Any) -> Tensor:
-        """Log-probabilities [..., K]; for the sigmoid link the logits of the mean probabilities."""
+        """Return log-probabilities [..., K]; for the sigmoid link the logits of the mean probabilities."""
         return self.head(self.backbone(inputs))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         inputs, targets = batch
         loss = self.head(self.backbone(inputs), targets)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
-        self._reset("val")
+        """Start the metrics anew."""
+        # Lightning does so too, but after `validate` under inference mode: `fit` could not add to what that leaves.
+        score: Any
+        for score in self.scores.values():
+            score.reset()
 
-    def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
-        self._reset("test")
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to the validation metrics."""
-        self._evaluate("val", batch, batch_idx)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to the test metrics."""
-        self._evaluate("test", batch, batch_idx)
+    on_test_epoch_start = on_validation_epoch_start
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """The prediction for a batch.
+        """Return the prediction for a batch.
 
         Returns:
             probs: [..., K], or [..., k] with `top_k`, most probable first; then also classes [..., k].
@@ -116,9 +183,9 @@ class HetXLModule(pl.LightningModule):
         """
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         prediction = self.head.predict(self.backbone(inputs), self.top_k, generator=draws(self.device, batch_idx))
-        found = {"probs": prediction.probs, "entropy": prediction.entropy}
-        found["mutual_information"] = prediction.mutual_information
-        return found if prediction.indices is None else found | {"classes": prediction.indices}
+        outputs = {"probs": prediction.probs, "entropy": prediction.entropy}
+        outputs["mutual_information"] = prediction.mutual_information
+        return outputs if prediction.indices is None else outputs | {"classes": prediction.indices}
 
     def configure_optimizers(self) -> Any:
         """AdamW, or what `optimizer` gives, with a learning rate for every step."""
@@ -148,11 +215,13 @@ class HetXLModule(pl.LightningModule):
         scheduler = optim.lr_scheduler.LambdaLR(optimizer, share)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _reset(self, stage: str) -> None:
-        # Lightning does so too, but after `validate` under inference mode: `fit` could not add to what that leaves.
-        for name in (*_MEANS, "calibration_error"):
-            score: Any = self.scores[f"{stage}_{name}"]
-            score.reset()
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to the validation metrics."""
+        self._evaluate("val", batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to the test metrics."""
+        self._evaluate("test", batch, batch_idx)
 
     def _evaluate(self, stage: str, batch: Any, batch_idx: int) -> None:
         inputs, targets = batch
@@ -193,3 +262,201 @@ def _of_rows(targets: Targets, link: str) -> tuple[Tensor | LabelLists, Tensor |
     if link == "softmax":
         return dense.argmax(-1), dense
     return LabelLists.from_sparse(dense.to_sparse()), None
+
+
+TARGETS = ("labels", "label", "targets", "target")
+"""Where a batch that is a dict may have its targets."""
+
+
+class HeadMonitor(pl.Callback):
+    """Logs what a head does, in any LightningModule that contains one.
+
+    - `temperature`: τ, and `noise_scale`: see the function of that name, for the first examples of the batch; while
+      training, whenever Lightning writes its log.
+    - `calibration_error`: over the examples of each validation epoch, of all processes, with 15 bins of equal mass.
+
+    For the calibration it watches what the validation step does with the head. Probabilities from `head.predict(…)` or
+    `head(features)` are taken as they are; after `head(features, targets)` alone it predicts by itself. Random numbers
+    of the training are not touched.
+
+    Args:
+        head: name of the head among the module's, such as "model.fc"; None for the only one.
+        examples: of a batch that the noise scale is computed from.
+        every_n_steps: between values of τ and the noise scale; None for the Trainer's `log_every_n_steps`.
+        calibration: whether to log it.
+        targets: takes a validation batch and gives its targets; None to take those that the head is called with, or
+            else the second part of a tuple, or "labels" or "targets" of a dict. Of class probabilities the likeliest
+            class is meant, and of labels between 0 and 1, sigmoid, those of at least 0.5.
+        prefix: in front of the three names.
+    """
+
+    def __init__(
+        self,
+        head: str | None = None,
+        *,
+        examples: int = 32,
+        every_n_steps: int | None = None,
+        calibration: bool = True,
+        targets: Callable[[Any], TargetsLike] | None = None,
+        prefix: str = "",
+    ):
+        self.name = head
+        self.examples = integer_at_least("examples", examples, 1)
+        self.every_n_steps = None if every_n_steps is None else integer_at_least("every_n_steps", every_n_steps, 1)
+        self.calibration, self.targets, self.prefix = calibration, targets, prefix
+        self.error = CalibrationError()
+        self._head: Head | None = None
+        self._release: list[Callable[[], None]] = []
+        self._features: Tensor | None = None
+        self._labelled: tuple[Tensor, TargetsLike, int] | None = None
+        self._probable: tuple[Tensor, Tensor] | None = None
+
+    def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
+        """Find the head."""
+        self._head = find_head(pl_module, self.name)
+
+    def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
+        """Let go of the head."""
+        self._leave()
+        self._head = None
+
+    on_exception = teardown  # pyright: ignore[reportAssignmentType]
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """Watch the head."""
+        self._watch()
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log τ and the noise scale."""
+        own, usual = self.every_n_steps, trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
+        every = usual if own is None else own
+        if self._head is not None and every and (trainer.global_step % every == 0 or trainer.is_last_batch):
+            values = {"temperature": float(self._head.temperature())}
+            if self._features is not None and len(self._features):
+                values["noise_scale"] = noise_scale(self._head, self._features)
+            named = {f"{self.prefix}{name}": value for name, value in values.items()}
+            pl_module.log_dict(named, on_step=True, on_epoch=False, sync_dist=True)
+        self._leave()
+
+    def on_validation_epoch_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
+        """Start anew."""
+        self.error.to(pl_module.device)
+        self.error.reset()
+
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """Watch what the step does with the head."""
+        if self.calibration:
+            self._watch()
+
+    def on_validation_batch_end(
+        self,
+        trainer: "pl.Trainer",
+        pl_module: "pl.LightningModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add the batch to the calibration."""
+        if self._head is not None and (self._probable or self._labelled):
+            self.error.update(*self._outcomes(self._head, batch, batch_idx))
+        self._leave()
+
+    def on_validation_epoch_end(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
+        """Log the calibration error."""
+        if not self.calibration:
+            return
+        if self.error.update_called:
+            # The same value in every process.
+            pl_module.log(f"{self.prefix}calibration_error", self.error.compute(), sync_dist=True, batch_size=1)
+        elif trainer.is_global_zero:
+            warnings.warn("HeadMonitor: no validation step used the head, so its calibration is unknown", stacklevel=2)
+
+    def _watch(self) -> None:
+        """Until `_leave`, and only within a batch: copies of the module that are made in between are clean."""
+        self._leave()
+        head = self._head
+        if head is None:
+            return
+        predict = head.predict
+
+        def watched(*args: Any, **kwargs: Any) -> Prediction:
+            prediction = predict(*args, **kwargs)
+            self._probable = prediction.probs.amax(-1), prediction.labels
+            return prediction
+
+        # Not a call of the module, so no hook would see it.
+        head.predict = watched
+        hook = head.register_forward_hook(self._called, with_kwargs=True)
+        self._release = [hook.remove, lambda: delattr(head, "predict")]
+
+    def _leave(self) -> None:
+        for release in self._release:
+            release()
+        self._release = []
+        self._features = self._labelled = self._probable = None
+
+    @torch.no_grad()
+    def _called(self, head: Head, args: tuple, kwargs: Mapping[str, Any], output: Tensor) -> None:
+        """After a call of the head."""
+        features = args[0] if args else next(iter(kwargs.values()))
+        # A head in the place of a 1 × 1 convolution has features [B, D, H, W] and gives [B, K, H, W].
+        images = getattr(head, "convolution", False) and not kwargs.get("rows") and features.dim() > 2
+        if images:
+            features = features.movedim(-3, -1)
+        # In the head's own dtype: what comes under autocast is used outside of it.
+        dtype = next(head.parameters()).dtype
+        if head.training:
+            self._features = features.detach().reshape(-1, features.shape[-1])[: self.examples].clone().to(dtype)
+            return
+        targets = args[1] if len(args) > 1 else kwargs.get("targets")
+        if targets is not None:
+            self._labelled = features.to(dtype), targets, kwargs.get("ignore_index", IGNORE_INDEX)
+        elif not getattr(head, "capturing", False):
+            outputs = (output.movedim(-3, -1) if images else output).float()
+            largest, labels = outputs.max(-1)
+            probable = (largest - outputs.logsumexp(-1)).exp() if head.link == "softmax" else largest.sigmoid()
+            self._probable = probable, labels
+
+    def _outcomes(self, head: Head, batch: Any, batch_idx: int) -> tuple[Tensor, Tensor]:
+        """Confidence and hit of each example that counts, [n]."""
+        targets, ignore_index = None, IGNORE_INDEX
+        if self._labelled is not None:
+            features, targets, ignore_index = self._labelled
+            if self._probable is None or self._probable[1].shape != features.shape[:-1]:
+                head.predict(features, top_k=1, generator=draws(features.device, batch_idx))
+        if self.targets is not None:
+            targets = self.targets(batch)
+        elif targets is None:
+            targets = _targets_of(batch)
+        assert self._probable is not None
+        confidence, labels = self._probable
+        try:
+            checked = check_targets(targets, labels.shape, head.num_classes, head.link, ignore_index)
+        except (ValueError, TypeError) as error:
+            raise type(error)(
+                f"{error}; give HeadMonitor targets=, a function of the batch, or calibration=False"
+            ) from None
+        expected, _ = _of_rows(checked, head.link)
+        confidence, labels = confidence.flatten(), labels.flatten()
+        if isinstance(expected, LabelLists):
+            return confidence, expected.dense(head.num_classes).gather(1, labels.unsqueeze(-1)).flatten() >= 0.5
+        counted = expected != IGNORE_INDEX
+        return confidence[counted], (labels == expected)[counted]
+
+
+def _targets_of(batch: Any) -> TargetsLike:
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return batch[1]
+    if isinstance(batch, Mapping):
+        for name in TARGETS:
+            if name in batch:
+                return batch[name]
+    kind = f"the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise TypeError(
+        "a validation batch must be a pair of inputs and targets, or a dict with one of "
+        f"{', '.join(TARGETS)}, found {kind}; give HeadMonitor targets=, a function of the batch, or calibration=False"
+    )

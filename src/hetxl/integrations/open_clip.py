@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetxl.contrastive.pairs import PairLoss
-from hetxl.functional._checks import positive_float
+from hetxl._checks import positive_float
+from hetxl.contrastive.loss import PairLoss
 
 NAME = "hetxl_noise"
 """Where a wrapped model keeps its noise: `model.hetxl_noise`, `hetxl_noise.*` in its state dict."""
@@ -52,12 +52,12 @@ def wrap(
             f'normalize must be "before" or "both", found {options["normalize"]!r}: '
             "models of open_clip normalise their embeddings themselves"
         )
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "device": scale.device,
         "dtype": torch.promote_types(scale.dtype, torch.float32),
         "link": "softmax" if getattr(model, "logit_bias", None) is None else "sigmoid",
     }
-    noise = PairLoss(features, **given | options)
+    noise = PairLoss(features, **defaults | options)
     noise.register_load_state_dict_pre_hook(_keep_noise)
     model.add_module(NAME, noise)
     if scale_init is not None:
@@ -67,27 +67,15 @@ def wrap(
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Take the noise away again, in place; a model without any stays as it is.
-
-    Args:
-        model: of `wrap`.
-
-    Returns:
-        The model, with the parameters that open_clip gave it.
-    """
+    """Take the noise away again, in place; a model without any stays as it is."""
     if hasattr(model, NAME):
         delattr(model, NAME)
     return model
 
 
 def loss_for(model: nn.Module) -> "NoisyLoss":
-    """The loss of a wrapped model, for `loss` of open_clip's training loop.
-
-    Args:
-        model: of `wrap`, by itself or inside DistributedDataParallel.
-    """
-    inner = getattr(model, "module", model)
-    noise = getattr(inner, NAME, None)
+    """Return the loss of a wrapped model, or of one inside DistributedDataParallel, for open_clip's training loop."""
+    noise = getattr(getattr(model, "module", model), NAME, None)
     if not isinstance(noise, PairLoss):
         raise ValueError("model has no noise; call hetxl.integrations.open_clip.wrap(model) first")
     return NoisyLoss(noise)
@@ -98,20 +86,14 @@ class NoisyLoss(nn.Module):
 
     It has no parameters of its own: the noise is the model's, the scale and the bias come with the call. Over several
     processes it is the loss of all of them, whatever ranks and world size an open_clip loss would be told.
-
-    Args:
-        noise: `model.hetxl_noise`.
     """
+
+    noise: PairLoss
 
     def __init__(self, noise: PairLoss):
         super().__init__()
-        # In a tuple, so that the parameters stay the model's alone.
-        self._held = (noise,)
-
-    @property
-    def noise(self) -> PairLoss:
-        """The noise of the model."""
-        return self._held[0]
+        # Not as a submodule: the parameters stay the model's alone.
+        object.__setattr__(self, "noise", noise)
 
     def forward(
         self,
@@ -121,14 +103,9 @@ class NoisyLoss(nn.Module):
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss, or {"contrastive_loss": loss}.
+        """Return the loss, or with `output_dict` {"contrastive_loss": loss}, as the training loop wants it.
 
-        Args:
-            image_features: [B, D], of length 1.
-            text_features: [B, D], of length 1.
-            logit_scale: exp of the model's `logit_scale`, one number.
-            logit_bias: the model's, one number, or None.
-            output_dict: whether the answer is a dict, as the training loop wants it.
+        Features are [B, D], of length 1; `logit_scale` is the exp of the model's own.
         """
         bias = None if logit_bias is None else logit_bias.reshape(())
         loss = self.noise.loss_at(image_features, text_features, logit_scale.reshape(()), bias)

@@ -8,31 +8,168 @@ model.predict_proba(X_test)
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hetxl.functional import Sampler
-from hetxl.integrations.rows import BLOCK, Examples, RowNetwork, RowTrainer
-from hetxl.nn import Head, LearnedTemperature, build_head
+from hetxl._checks import one_of
+from hetxl.functional import SAMPLERS, LabelLists, Sampler
+from hetxl.metrics.scaling import Scales, fit_scales
+from hetxl.nn import HEADS, FixedTemperature, Head, LearnedTemperature, build_head
+from hetxl.optim import Recipe, parameter_groups, set_learning_rate
+from hetxl.registry import EVAL_SAMPLES, RANK, TEMPERATURE, TRAIN_SAMPLES
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.preprocessing import StandardScaler
-    from sklearn.utils import check_random_state
+    from sklearn.utils import check_random_state, check_scalar
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
-
-    from hetxl.integrations.sklearn_parameters import check_parameters
 except ImportError as error:
     raise ImportError(
         "hetxl.integrations.sklearn needs scikit-learn 1.6 or newer: pip install -U scikit-learn"
     ) from error
+
+BLOCK = 4096
+"""Rows that are evaluated or predicted at a time."""
+
+Result = TypeVar("Result")
+
+
+class Examples(NamedTuple):
+    """Rows with what is known of them."""
+
+    X: Any  # [n, D] array, or a sparse matrix whose rows can be chosen
+    targets: np.ndarray  # [n] class ids, or [n, K] numbers for the sigmoid link
+    weight: np.ndarray  # [n]
+
+
+class RowNetwork(nn.Module):
+    """Rows [B, D] → the features of a head: standardised, then through hidden layers of some sizes, each with a ReLU.
+
+    The head has a linear classifier of its own.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, in_features: int, hidden: Sequence[int], head: Head):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(in_features))
+        self.register_buffer("scale", torch.ones(in_features))
+        sizes = [in_features, *hidden]
+        layers = (layer for pair in zip(sizes, hidden, strict=False) for layer in (nn.Linear(*pair), nn.ReLU()))
+        self.body = nn.Sequential(*layers)
+        self.head = head
+        # Nothing is known at the start: equal probabilities, and no weight on what never varies.
+        for parameter in head.classifier.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the features of rows [B, D]."""
+        return self.body((rows - self.mean) / self.scale)
+
+
+class RowTrainer:
+    """A network with what its training carries along: the optimiser, AdamW, and the random numbers.
+
+    The rows of a batch share their noise, [S, Q], drawn anew for every step; evaluations and predictions share one
+    draw. So no result depends on where in a batch a row is, or on which others are there. Weight decay is on weights,
+    and not on biases and τ.
+    """
+
+    def __init__(self, network: RowNetwork, *, weight_decay: float, seed: int):
+        self.network = network
+        recipe = Recipe(weight_decay=weight_decay, temperature_learning_rate=1.0)
+        self.optimizer = torch.optim.AdamW(parameter_groups(network, recipe))
+        self.rng = np.random.default_rng(seed)
+        self.noise_seed = self._new_seed()
+        self._unscaled: tuple[Any, float] | None = None
+
+    def epoch(self, examples: Examples, rows: np.ndarray, batch_size: int, rates: Iterable[float]) -> float:
+        """Go once through some rows of the examples; return the weighted mean of their losses, each before its step.
+
+        Batches have at most `batch_size` rows and are of one size, give or take one row.
+        """
+        steps = math.ceil(len(rows) / batch_size)
+        # With one batch its order is of no account, and what is drawn must not depend on the number of rows: so weights
+        # stand for repeated rows.
+        order = self.rng.permutation(rows) if steps > 1 else rows
+        total = 0.0
+        self.network.train()
+        for batch, rate in zip(np.array_split(order, steps), rates, strict=False):
+            noise = self._normals(self.network.head.train_samples, self._new_seed())
+            loss = self._loss(examples, batch, noise)
+            self.optimizer.zero_grad()
+            (loss / len(batch)).backward()
+            set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
+            total += loss.item()
+        return total / float(examples.weight[rows].sum())
+
+    @torch.no_grad()
+    def evaluate(self, examples: Examples, rows: np.ndarray) -> float:
+        """Return the weighted mean loss of some rows, with the noise of predictions."""
+        self.network.eval()
+        noise = self._normals(self.network.head.eval_samples, self.noise_seed)
+        blocks = np.array_split(rows, math.ceil(len(rows) / BLOCK))
+        total = sum(self._loss(examples, block, noise).item() for block in blocks)
+        return total / float(examples.weight[rows].sum())
+
+    @torch.no_grad()
+    def predict(self, X: Any, function: Callable[[Head, Tensor, Tensor | None], Result]) -> list[Result]:
+        """Return a function of head, features [B, D] and noise [S, Q] of each block of the rows of X [n, D]."""
+        head = self.network.eval().head
+        noise = self._normals(head.eval_samples, self.noise_seed)
+        blocks = np.array_split(np.arange(X.shape[0]), math.ceil(X.shape[0] / BLOCK))
+        return [function(head, self.network(self._rows(X, block)), noise) for block in blocks]
+
+    def rescale(self, examples: Examples) -> Scales:
+        """Give the head the τ and the scale of the noise that are best for some rows, all of one weight."""
+        head, features = self.network.head, self.predict(examples.X, lambda head, features, noise: features)
+        labels = torch.from_numpy(examples.targets).to(features[0].device)
+        targets = LabelLists.from_sparse(labels.to_sparse()) if labels.dim() == 2 else labels
+        scales = fit_scales(head, features, targets, seed=self.noise_seed)
+        self._unscaled = head.temperature, head.noise_scale
+        head.temperature = FixedTemperature(scales.temperature)
+        head.noise_scale = scales.noise
+        return scales
+
+    def unscale(self) -> None:
+        """Undo `rescale`."""
+        if self._unscaled is not None:
+            self.network.head.temperature, self.network.head.noise_scale = self._unscaled
+            self._unscaled = None
+
+    def _loss(self, examples: Examples, rows: np.ndarray, noise: Tensor | None) -> Tensor:
+        """Return the sum of the weighted losses of some rows."""
+        features = self.network(self._rows(examples.X, rows))
+        targets = torch.from_numpy(examples.targets[rows]).to(features.device)
+        weight = torch.from_numpy(examples.weight[rows]).to(features)
+        return self.network.head(features, targets, weight=weight, reduction="sum", noise=noise)
+
+    def _rows(self, X: Any, rows: np.ndarray) -> Tensor:
+        """Return some rows as a dense tensor, [B, D]."""
+        chosen = X[rows]
+        return torch.from_numpy(chosen.toarray() if hasattr(chosen, "toarray") else chosen).to(self.network.mean)
+
+    def _normals(self, samples: int, seed: int) -> Tensor | None:
+        """Return standard normals [S, Q]; None for a head without noise."""
+        head = self.network.head
+        if head.covariance is None:
+            return None
+        generator, like = torch.Generator().manual_seed(seed), self.network.mean
+        return head.covariance.draw(head.sampler, samples, generator=generator, device=like.device, dtype=like.dtype)
+
+    def _new_seed(self) -> int:
+        return int(self.rng.integers(2**63))
+
 
 EPOCHS = 50
 STEPS = 500
@@ -48,14 +185,11 @@ NOISE_PARAMETER_LIMIT = 2**27
 class Uncertainty(NamedTuple):
     """How unsure predictions are, in nats; with several labels a row, summed over them.
 
-    Attributes:
-        entropy: [n] of the averaged probabilities.
-        expected_entropy: [n] mean entropy of the single draws of the noise; the difference to `entropy` is what the
-            noise explains.
+    The difference between the two is what the noise explains.
     """
 
-    entropy: np.ndarray
-    expected_entropy: np.ndarray
+    entropy: np.ndarray  # [n], of the averaged probabilities
+    expected_entropy: np.ndarray  # [n], mean entropy of the single draws of the noise
 
 
 class HetXLClassifier(ClassifierMixin, BaseEstimator):
@@ -82,12 +216,10 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         early_stopping: watch the loss of rows held out of training, not the training loss, and keep the weights that
             were best there.
         validation_fraction: share of the rows held out.
-        n_iter_no_change: epochs to wait.
         standardize: bring features to mean 0 and variance 1; `partial_fit` keeps running moments.
         class_weight: None, "balanced", or a dict from label to weight.
         warm_start: let `fit` go on from the last fit.
         random_state: of initial weights, order of rows and noise.
-        device: where to compute, such as "cpu" or "cuda".
         verbose: print the loss of each epoch.
 
     Attributes:
@@ -97,20 +229,18 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         loss_curve_: training loss of each epoch.
         validation_loss_curve_: with `early_stopping`, that of the rows held out.
         scales_: τ and the factor of the noise, once `rescale` has fitted them.
-        n_features_in_: D
-        feature_names_in_: [D], where X came with names.
     """
 
     def __init__(
         self,
         *,
         head: str = "het-xl",
-        rank: int = 10,
+        rank: int = RANK,
         hidden: tuple[int, ...] = (),
-        temperature: float | str = 1.0,
+        temperature: float | str = TEMPERATURE,
         noise_init: float = 0.1,
-        train_samples: int = 16,
-        eval_samples: int = 256,
+        train_samples: int = TRAIN_SAMPLES,
+        eval_samples: int = EVAL_SAMPLES,
         sampler: str | Sampler = "orthogonal",
         learning_rate: float | None = None,
         weight_decay: float = 0.1,
@@ -127,28 +257,14 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         device: str | torch.device = "cpu",
         verbose: bool = False,
     ):
-        self.head = head
-        self.rank = rank
-        self.hidden = hidden
-        self.temperature = temperature
-        self.noise_init = noise_init
-        self.train_samples = train_samples
-        self.eval_samples = eval_samples
-        self.sampler = sampler
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.tol = tol
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.standardize = standardize
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+        self.head, self.rank, self.hidden = head, rank, hidden
+        self.temperature, self.noise_init = temperature, noise_init
+        self.train_samples, self.eval_samples, self.sampler = train_samples, eval_samples, sampler
+        self.learning_rate, self.weight_decay, self.batch_size = learning_rate, weight_decay, batch_size
+        self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
+        self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
+        self.standardize, self.class_weight, self.warm_start = standardize, class_weight, warm_start
+        self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "HetXLClassifier":
         """Train.
@@ -177,29 +293,30 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         steps = math.ceil(len(rows) / self.batch_size)
         epochs = self.max_iter or max(EPOCHS, math.ceil(STEPS / steps))
         self.n_iter_, self.loss_curve_, self.validation_loss_curve_ = 0, [], []
-        best, waited, kept = math.inf, 0, None
+        best, waited, best_state = math.inf, 0, None
         for epoch in range(epochs):
             done = (epoch + np.arange(steps) / steps) / epochs
-            loss = self._epoch(examples, rows, self._rate * (0.5 + 0.5 * np.cos(np.pi * done)))
+            rates = (self.learning_rate or RATES[bool(self.hidden)]) * (0.5 + 0.5 * np.cos(np.pi * done))
+            loss = self._epoch(examples, rows, rates)
             if self.early_stopping:
                 loss = self._trainer.evaluate(examples, held_out)
                 self.validation_loss_curve_.append(loss)
             waited = 0 if loss < best - self.tol else waited + 1
             if loss < best:
                 best = loss
-                kept = copy.deepcopy(self.network_.state_dict()) if self.early_stopping else None
+                best_state = copy.deepcopy(self.network_.state_dict()) if self.early_stopping else None
             if self.tol and waited >= self.n_iter_no_change:
                 break
-        if kept is not None:
-            self.network_.load_state_dict(kept)
+        if best_state is not None:
+            self.network_.load_state_dict(best_state)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> "HetXLClassifier":
         """Train for one epoch on some rows, from where the last call ended, at a constant rate.
 
         Args:
-            X: [n, D], dense or sparse.
-            y: [n] labels, or [n, K] zeros and ones.
+            X: as of `fit`.
+            y: as of `fit`.
             classes: [K] all labels there are; needed by the first call, unless y is a matrix.
             sample_weight: [n], not negative; factors of the rows' losses.
         """
@@ -222,18 +339,15 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         self._forget_scales()
         rows = np.flatnonzero(examples.weight)
         self._update_moments(examples, rows)
-        self._epoch(examples, rows, repeat(self._rate))
+        self._epoch(examples, rows, repeat(self.learning_rate or RATES[bool(self.hidden)]))
         return self
 
     def rescale(self, X: Any, y: Any) -> "HetXLClassifier":
         """Fit τ and the scale of the noise to labels that can be trusted, and that `fit` has not seen.
 
         A model of noisy labels is as unsure as they are wrong; a few right ones tell how sure it may be. The classes
-        that it predicts hardly change, their probabilities do. Training that goes on has the scales of before.
-
-        Args:
-            X: [n, D], dense or sparse.
-            y: [n] labels, or [n, K] zeros and ones, of the classes of the fit.
+        that it predicts hardly change, their probabilities do. Training that goes on has the scales of before. X and y
+        are as of `fit`, with the same classes.
         """
         check_is_fitted(self)
         X, y = self._validate(X, y, reset=False)
@@ -242,26 +356,26 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable label of each row of X [n, D]: [n], or [n, K] zeros and ones for a matrix y."""
+        """Return the most probable label of each row of X [n, D]: [n], or [n, K] zeros and ones for a matrix y."""
         outputs = self._outputs(X)
         return (outputs > 0).astype(np.int64) if self._multilabel else self.classes_[outputs.argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities for X [n, D], averaged over the noise: [n, K], in the order of `classes_`."""
+        """Return probabilities for X [n, D], averaged over the noise: [n, K], in the order of `classes_`."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithms of the probabilities for X [n, D], [n, K]; finite where a probability underflows."""
+        """Return logarithms of the probabilities for X [n, D], [n, K]; finite where a probability underflows."""
         outputs = self._outputs(X)
         return -np.logaddexp(0, -outputs) if self._multilabel else outputs
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log-probabilities for X [n, D], [n, K]; log-odds for two classes, [n], and for a matrix y, [n, K]."""
+        """Return log-probabilities for X [n, D], [n, K]; log-odds for two classes, [n], and for a matrix y, [n, K]."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 and not self._multilabel else outputs
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:
-        """Entropies of the predictions for X [n, D]: of the averaged probabilities, and within single draws, [n]."""
+        """Return entropies of predictions for X [n, D]: of the averaged probabilities, and within single draws, [n]."""
         parts = self._predict(X, lambda head, features, noise: head.predict(features, noise=noise))
         return Uncertainty(
             torch.cat([part.entropy for part in parts]).cpu().numpy(),
@@ -277,10 +391,6 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
     @property
     def _multilabel(self) -> bool:
         return self.network_.head.link == "sigmoid"
-
-    @property
-    def _rate(self) -> float:
-        return self.learning_rate or RATES[bool(self.hidden)]
 
     def _validate(self, X: Any, y: Any, reset: bool) -> tuple[Any, np.ndarray]:
         """X as floats [n, D], dense or CSR; y as labels [n] or as zeros and ones [n, K]."""
@@ -389,5 +499,33 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         return self._trainer.predict(X, function)
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """Log-probabilities, or log-odds for a matrix y, [n, K]."""
+        """Return log-probabilities, or log-odds for a matrix y, [n, K]."""
         return torch.cat(self._predict(X, lambda head, features, noise: head(features, noise=noise))).cpu().numpy()
+
+
+def check_parameters(model: HetXLClassifier) -> None:
+    """Raise for a parameter that is out of range: scikit-learn wants them unchecked until an estimator is fitted."""
+    one_of("head", model.head, HEADS)
+    for name in ("train_samples", "eval_samples", "batch_size", "n_iter_no_change"):
+        check_scalar(getattr(model, name), name, Integral, min_val=1)
+    check_scalar(model.rank, "rank", Integral, min_val=0)
+    if model.max_iter is not None:
+        check_scalar(model.max_iter, "max_iter", Integral, min_val=1)
+    if model.learning_rate is not None:
+        check_scalar(model.learning_rate, "learning_rate", Real, min_val=0, include_boundaries="neither")
+    if not isinstance(model.hidden, (tuple, list)):
+        raise TypeError(f"hidden must be a tuple of sizes such as (512,), found {model.hidden!r}")
+    for size in model.hidden:
+        check_scalar(size, "hidden", Integral, min_val=1)
+    for name in ("weight_decay", "tol"):
+        check_scalar(getattr(model, name), name, Real, min_val=0)
+    for name, high in (("noise_init", None), ("validation_fraction", 1)):
+        check_scalar(getattr(model, name), name, Real, min_val=0, max_val=high, include_boundaries="neither")
+    if isinstance(model.temperature, str):
+        one_of("temperature", model.temperature, ("learned",))
+    else:
+        check_scalar(model.temperature, "temperature", Real, min_val=0, include_boundaries="neither")
+    if isinstance(model.class_weight, str):
+        one_of("class_weight", model.class_weight, ("balanced",))
+    if not callable(model.sampler):
+        one_of("sampler", model.sampler, SAMPLERS)

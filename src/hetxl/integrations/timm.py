@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from hetxl.integrations.adapt import Adapted, fresh_options
-from hetxl.integrations.install import install
+from hetxl.integrations.convert import install
+from hetxl.integrations.convert.adapter import Adapted, fresh_options
 
 
 class TimmAdapter(Adapted):
@@ -16,7 +16,7 @@ class TimmAdapter(Adapted):
     """
 
     def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
-        """A new classifier, as timm makes it, with a head of the same options; none for num_classes=0."""
+        """Make a new classifier, as timm does, with a head of the same options; none for num_classes=0."""
         head, layer, options = fresh_options(self.hetxl_options)
         model: Any = self
         model.__class__ = self.hetxl_base

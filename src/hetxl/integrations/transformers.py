@@ -17,25 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from hetxl.functional import IGNORE_INDEX
-from hetxl.integrations.adapt import Adapted, adapted_class, restored_options, stored_options
-from hetxl.integrations.find import replace
-from hetxl.integrations.install import install
-from hetxl.integrations.layer import HeadLayer, move_hooks
-from hetxl.integrations.transformers_loss import check_one_class, labels_loss
+from hetxl.integrations.convert import install
+from hetxl.integrations.convert.adapter import Adapted, adapted_class, restored_options, stored_options
+from hetxl.integrations.convert.layer import HeadLayer, move_hooks
+from hetxl.integrations.convert.locate import replace
 
 TASKS = (
-    "ForImageClassification",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForAudioClassification",
-    "ForVideoClassification",
-    "ForCausalLM",
-    "ForMaskedLM",
-    "LMHeadModel",
+    *(f"For{kind}Classification" for kind in ("Image", "Sequence", "Token", "Audio", "Video")),
+    *("ForCausalLM", "ForMaskedLM", "LMHeadModel"),
 )
 """Endings of the classes whose outputs are one distribution over classes for each row of logits."""
 SHIFTED = ("ForCausalLM", "LMHeadModel")
@@ -47,7 +41,7 @@ HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision",
 class TransformersAdapter(Adapted):
     """A model of transformers with a head.
 
-    Given labels, it computes the head's fused loss, in training without any logits (`output.logits` is None then). In
+    Given labels, it computes the head's fused loss, in training without any logits (then `output.logits` is None). In
     evaluation mode, and without labels, `output.logits` are log-probabilities averaged over the noise.
     """
 
@@ -82,7 +76,7 @@ class TransformersAdapter(Adapted):
 
     @classmethod
     def hetxl_forward(cls, base: type) -> Callable:
-        """The model's forward with the head's loss; of the same signature, which Trainer reads."""
+        """Return the model's forward with the head's loss; of the same signature, which Trainer reads."""
         own: Any = base
         signature = inspect.signature(own.forward)
         shifted = base.__name__.endswith(SHIFTED)
@@ -92,14 +86,14 @@ class TransformersAdapter(Adapted):
             head = _head(self)
             if head.capturing:
                 return own.forward(self, *args, **kwargs)
-            given = signature.bind(self, *args, **kwargs)
-            extra = given.arguments.get("kwargs", {})
-            labels = given.arguments.pop("labels", None)
+            bound = signature.bind(self, *args, **kwargs)
+            extra = bound.arguments.get("kwargs", {})
+            labels = bound.arguments.pop("labels", None)
             count = extra.pop("num_items_in_batch", None)
             moved = extra.pop("shift_labels", None)
-            as_tuple = given.arguments.pop("return_dict", extra.pop("return_dict", self.config.return_dict)) is False
+            as_tuple = bound.arguments.pop("return_dict", extra.pop("return_dict", self.config.return_dict)) is False
             with head.capture() as captured:
-                output = own.forward(*given.args, **given.kwargs, return_dict=True)
+                output = own.forward(*bound.args, **bound.kwargs, return_dict=True)
             rows = captured.rows(output.logits[..., 0])
             if moved is not None:
                 labels = moved
@@ -161,11 +155,9 @@ class TransformersAdapter(Adapted):
 
 
 def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
-    """A converted model that was saved with `save_pretrained`.
+    """Return a converted model that was saved with `save_pretrained`, from a directory or the name of a repository.
 
-    Args:
-        path: the directory, or the name of a repository.
-        **kwargs: as of transformers' `from_pretrained`.
+    Options are those of transformers' `from_pretrained`.
     """
     try:
         import transformers
@@ -174,8 +166,8 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     config = kwargs.get("config")
     if config is None or isinstance(config, str | Path):
         # Read for the class to make; that reads it again, with all that changes it.
-        places = {name: kwargs[name] for name in HUB if name in kwargs}
-        config = transformers.AutoConfig.from_pretrained(config or path, **places)
+        locations = {name: kwargs[name] for name in HUB if name in kwargs}
+        config = transformers.AutoConfig.from_pretrained(config or path, **locations)
     if getattr(config, "hetxl", None) is None:
         raise ValueError(
             f"{path} was saved without a head of hetxl; load it with transformers, then hetxl.convert(model)"
@@ -184,11 +176,52 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     base = getattr(transformers, name, None)
     if base is None:
         raise ValueError(f"{path} holds a {name}, which this transformers does not know")
-    made: Any = adapted_class(base, TransformersAdapter)
-    return made.from_pretrained(path, **kwargs)
+    adapted: Any = adapted_class(base, TransformersAdapter)
+    return adapted.from_pretrained(path, **kwargs)
 
 
 def _head(model: nn.Module) -> HeadLayer:
     layer = model.get_submodule(model.hetxl_options["layer"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
     assert isinstance(layer, HeadLayer)
     return layer
+
+
+ROW_SUM = 0.01
+"""How far from 1 the sum of a row of class probabilities may be, as in half precision."""
+
+
+def check_one_class(labels: Tensor, num_classes: int) -> None:
+    """Raise for rows [..., K] of several labels: transformers takes all rows for those, where nothing else is said."""
+    if not labels.is_floating_point() or labels.shape[-1:] != (num_classes,):
+        return
+    sums = labels.float().sum(-1)
+    wrong = sums[(sums - 1).abs() > ROW_SUM]
+    if len(wrong):
+        raise ValueError(
+            f"labels have a row that sums to {float(wrong[0]):g}, not to 1 as the probabilities of one class do. For "
+            'any number of labels set config.problem_type="multi_label_classification", or link="sigmoid", when the '
+            'model is converted: hetxl.convert(model, link="sigmoid"). To train a softmax on them: link="softmax"'
+        )
+
+
+def labels_loss(head: HeadLayer, rows: Tensor, outputs: Tensor | None, labels: Tensor, count: Any) -> Tensor:
+    """Return the mean loss over the labels, or their sum over a count of them; from the outputs where those are there.
+
+    Args:
+        outputs: of the head for rows [..., D], [..., K], or None.
+        labels: class ids [...], or a row for each example, [..., K].
+        count: entries of the labels of all batches that a step accumulates, as Trainer counts; None for the mean.
+    """
+    reduction = "mean" if count is None else "sum"
+    in_rows = labels.shape == (*rows.shape[:-1], head.num_classes)
+    if in_rows and count is not None:
+        count = count / head.num_classes  # a row is one label
+    if outputs is None:
+        total = head(rows, labels, rows=True, reduction=reduction)
+    elif head.link == "softmax":
+        flat = labels.flatten(0, -2).float() if in_rows else labels.flatten()
+        total = F.cross_entropy(outputs.flatten(0, -2).float(), flat, reduction=reduction)
+    else:
+        total = F.binary_cross_entropy_with_logits(outputs.float(), labels.float(), reduction="none").sum(-1)
+        total = total.mean() if count is None else total.sum()
+    return total if count is None else total / torch.as_tensor(count, device=total.device)

@@ -1,6 +1,6 @@
 """Modules: the four heads, their covariances and temperatures, and what a classifier behind them has to be."""
 
-from hetxl.nn.classifier import Classifier
+from hetxl.nn.classifier import Classifier, NoisyFeatures
 from hetxl.nn.covariance import (
     FULL_PARAMETER_LIMIT,
     Covariance,
@@ -10,15 +10,15 @@ from hetxl.nn.covariance import (
     LowRankCovariance,
     build_covariance,
 )
-from hetxl.nn.head import Head
-from hetxl.nn.heads import HEADS, DetHead, HetHashHead, HetHead, HetXLHead, build_head
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl.nn.heads import HEADS, DetHead, Head, HetHashHead, HetHead, HetXLHead, build_head
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.temperature import FixedTemperature, LearnedTemperature
+from hetxl.registry import HEAD_LABELS, head_entry
 
 __all__ = [
     "FULL_PARAMETER_LIMIT",
     "HEADS",
+    "HEAD_LABELS",
     "Classifier",
     "Covariance",
     "DetHead",
@@ -36,4 +36,5 @@ __all__ = [
     "Prediction",
     "build_covariance",
     "build_head",
+    "head_entry",
 ]

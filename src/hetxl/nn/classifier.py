@@ -1,53 +1,137 @@
 """What a head accepts as its classifier: a new linear layer, an existing one, any `get_logits`, or a `Classifier`,
-which also says how its loss and its predictions are found."""
+which also says how its loss and its predictions are found; and what a head hands to it, `NoisyFeatures`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from hetxl.functional import Affine, LogitDistribution, Summary, Targets, Weights
-from hetxl.functional._checks import integer_at_least
-from hetxl.nn.noisy import NoisyFeatures
+from hetxl._checks import integer_at_least
+from hetxl.functional import (
+    Affine,
+    ClassifierLift,
+    GaussianNoise,
+    Lift,
+    Link,
+    LogitDistribution,
+    Order,
+    Targets,
+    Weights,
+)
+from hetxl.functional.engine import Summary, mc_log_probs, mc_nll, mc_predict
+from hetxl.functional.engine.inputs import flat_batch, flat_noise
 
 
-def is_plain_linear(classifier: object) -> TypeGuard[nn.Linear]:
-    """Whether a classifier is exactly W φ + b, with the W and b that it holds.
+@dataclass(frozen=True, eq=False)
+class GetLogits:
+    """Call any `get_logits` with a plain batch [*, D], whatever the shape of the features, and check its result."""
 
-    A subclass that changes `forward` (quantised, adapted) is not, nor is a layer with hooks around its forward pass: in
-    one of those torch's older norms of weights and its pruning compute W anew.
+    get_logits: Callable[[Tensor], Tensor]  # [*, D] → [*, K]
+    num_classes: int
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """[..., D] → [..., K]."""
+        flat = features.reshape(-1, features.shape[-1])
+        logits = self.get_logits(flat)
+        # shape[0] and not len(), which would fix the batch size of an exported model.
+        if logits.shape != (flat.shape[0], self.num_classes):
+            raise ValueError(
+                f"classifier must return logits of shape {[flat.shape[0], self.num_classes]} for features "
+                f"{list(flat.shape)}, found {list(logits.shape)}"
+            )
+        return logits.reshape(*features.shape[:-1], self.num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyFeatures:
+    """Features with the Gaussian around them and the normals drawn for it.
+
+    Attributes:
+        features: φ(x), [..., D]
+        noise: the Gaussian in noise space; None for a deterministic head.
+        z: [..., S, Q] or [S, Q] standard normals; None without noise or samples.
+        lift: how noise reaches the logits when it does not go through the classifier (HET, HET-H, an own projection).
+        temperature: τ
+        link: "softmax" or "sigmoid"
+        order: "samples" or "factors" to force one.
+        memory_budget: bytes of working memory; None for the default.
+        generator: for draws that a classifier makes itself; None for torch's default.
     """
-    return (
-        isinstance(classifier, nn.Linear)
-        and type(classifier).forward is nn.Linear.forward
-        and not (classifier._forward_pre_hooks or classifier._forward_hooks)
-    )
+
+    features: Tensor
+    noise: GaussianNoise | None
+    z: Tensor | None
+    lift: Lift | None
+    temperature: Tensor | float
+    link: Link
+    order: Order | None = None
+    memory_budget: int | None = None
+    generator: torch.Generator | None = None
+
+    def through(self, logits: "Affine | GetLogits") -> LogitDistribution:
+        """Return the Gaussian over the logits of a linear classifier, or of an opaque one, which noise goes through."""
+        lift = self.lift
+        if lift is None and self.noise is not None and isinstance(logits, Affine):
+            lift = ClassifierLift(logits.weight)
+        return LogitDistribution(self.features, logits, self.noise, lift)
+
+    def flat(self) -> "NoisyFeatures":
+        """Return the same with one batch dimension: features [B, D], z [B, S, Q]."""
+        shape = self.features.shape[:-1]
+        if len(shape) == 1 and (self.z is None or self.z.dim() == 3):
+            return self
+        features, z = flat_batch(self.features, shape, 1), flat_batch(self.z, shape, 2)
+        return replace(self, features=features, noise=self.noise and flat_noise(self.noise, shape), z=z)
+
+    def of_examples(self, examples: slice | Tensor) -> "NoisyFeatures":
+        """Return some examples of a flat batch."""
+        z = None if self.z is None else self.z[examples]
+        noise = self.noise and self.noise.of_examples(examples)
+        return replace(self, features=self.features[examples], noise=noise, z=z)
+
+    def projected(self, weight: Tensor) -> "NoisyFeatures":
+        """Return a flat batch after a linear map without bias, weight [H, D]: features and noise in H dimensions."""
+        noise = None if self.noise is None else GaussianNoise(self.noise.basis() @ weight.T)
+        return replace(self, features=self.features @ weight.T, noise=noise)
+
+    def logits_at(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return sampled logits [..., S] of one class of each example, before the temperature, in at least float32.
+
+        The class has a row of W for each example, `rows` [..., D], and a bias [...] or None.
+        """
+        wide = torch.float64 if self.features.dtype == torch.float64 else torch.float32
+        rows = rows.to(wide)
+        mean = (rows * self.features.to(wide)).sum(-1, keepdim=True)
+        if bias is not None:
+            mean = mean + bias.to(wide).unsqueeze(-1)
+        if self.noise is None or self.z is None:
+            return mean
+        factors = self.noise.project(rows.unsqueeze(-2))  # [..., 1, Q]
+        return mean + (self.z.to(factors.dtype) @ factors.mT).squeeze(-1)
+
+    def evaluation_options(self) -> dict[str, Any]:
+        """Return τ, the order and the memory budget, as the primitives take them."""
+        return {"temperature": self.temperature, "order": self.order, "memory_budget": self.memory_budget}
+
+    def nll(self, logits: LogitDistribution, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """Return `mc_nll` of their logits: a scalar, or [...] for reduction "none"."""
+        options = {"link": self.link, "reduction": reduction, "weights": weights, **self.evaluation_options()}
+        return mc_nll(logits, self.z, targets, **options)
+
+    def log_probs(self, logits: LogitDistribution) -> Tensor:
+        """Return `mc_log_probs` of their logits, [..., K]."""
+        return mc_log_probs(logits, self.z, link=self.link, **self.evaluation_options())
+
+    def predict(self, logits: LogitDistribution, method: str, top_k: int | None, tolerance: float) -> Summary:
+        """Return `mc_predict` of their logits."""
+        options = {"link": self.link, "method": method, "top_k": top_k, "tolerance": tolerance}
+        return mc_predict(logits, self.z, **options, **self.evaluation_options())
 
 
-class Averages(ABC):
-    """The loss and the predictions of what gives a Gaussian over the logits, through all classes in blocks."""
-
-    @abstractmethod
-    def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
-        """The Gaussian over the logits."""
-
-    def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Negative log-likelihood of the targets: a scalar, or [...] for reduction "none"."""
-        return noisy.nll(self.distribution(noisy), targets, reduction, weights)
-
-    def log_probs(self, noisy: NoisyFeatures) -> Tensor:
-        """Averaged log-probabilities [..., K] (sigmoid: logits of the mean probabilities)."""
-        return noisy.log_probs(self.distribution(noisy))
-
-    def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
-        """Averaged probabilities with entropies."""
-        return noisy.predict(self.distribution(noisy), method, top_k, tolerance)
-
-
-class Classifier(nn.Module, Averages):
+class Classifier(nn.Module, ABC):
     """A map from features [..., D] to the logits of K classes that a head's noise passes through with the features.
 
     A subclass that never looks at all classes at once answers for its own loss and predictions; those of this base
@@ -102,59 +186,37 @@ class Classifier(nn.Module, Averages):
         return None
 
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
-        """The Gaussian over the logits of `classes`."""
-        return distribution(self.affine() or GetLogits(self, self.num_classes), noisy)
+        """Return the Gaussian over the logits of `classes`."""
+        return noisy.through(self.affine() or GetLogits(self, self.num_classes))
+
+    def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """Return the negative log-likelihood of the targets: a scalar, or [...] for reduction "none"."""
+        return noisy.nll(self.distribution(noisy), targets, reduction, weights)
+
+    def log_probs(self, noisy: NoisyFeatures) -> Tensor:
+        """Return averaged log-probabilities [..., K] (sigmoid: logits of the mean probabilities)."""
+        return noisy.log_probs(self.distribution(noisy))
+
+    def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
+        """Return averaged probabilities with entropies."""
+        return noisy.predict(self.distribution(noisy), method, top_k, tolerance)
 
     def extra_repr(self) -> str:
         """The sizes as shown when the module is printed."""
         return f"in_features={self.in_features}, num_classes={self.num_classes}"
 
 
-@dataclass(frozen=True, eq=False)
-class GetLogits:
-    """Calls any `get_logits` with a plain batch [*, D], whatever the shape of the features, and checks what it returns.
+def is_plain_linear(classifier: object) -> TypeGuard[nn.Linear]:
+    """Whether a classifier is exactly W φ + b, with the W and b that it holds.
 
-    Attributes:
-        get_logits: a function or module, [*, D] → [*, K].
-        num_classes: K
+    A subclass that changes `forward` (quantised, adapted) is not, nor is a layer with hooks around its forward pass: in
+    one of those torch's older norms of weights and its pruning compute W anew.
     """
-
-    get_logits: Callable[[Tensor], Tensor]
-    num_classes: int
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """[..., D] → [..., K]."""
-        flat = features.reshape(-1, features.shape[-1])
-        logits = self.get_logits(flat)
-        # shape[0] and not len(), which would fix the batch size of an exported model.
-        if logits.shape != (flat.shape[0], self.num_classes):
-            raise ValueError(
-                f"classifier must return logits of shape {[flat.shape[0], self.num_classes]} for features "
-                f"{list(flat.shape)}, found {list(logits.shape)}"
-            )
-        return logits.reshape(*features.shape[:-1], self.num_classes)
-
-
-def distribution(logits: Affine | GetLogits, noisy: NoisyFeatures) -> LogitDistribution:
-    """The Gaussian over the logits of a linear classifier, or of an opaque one, which noise goes through."""
-    if isinstance(logits, Affine):
-        return noisy.through(logits)
-    return LogitDistribution(noisy.features, logits, noisy.noise, noisy.lift)
-
-
-@dataclass(frozen=True, eq=False)
-class Plain(Averages):
-    """An nn.Linear or any `get_logits`, as what answers for a loss.
-
-    Attributes:
-        logits: as W and b, or as a function.
-    """
-
-    logits: Affine | GetLogits
-
-    def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
-        """The Gaussian over the logits."""
-        return distribution(self.logits, noisy)
+    return (
+        isinstance(classifier, nn.Linear)
+        and type(classifier).forward is nn.Linear.forward
+        and not (classifier._forward_pre_hooks or classifier._forward_hooks)
+    )
 
 
 def as_classifier(
@@ -179,11 +241,10 @@ def as_classifier(
         raise ValueError("bias_init is for a new classifier; set the bias of the one given as classifier")
     if isinstance(classifier, nn.Linear | Classifier):
         classes = classifier.out_features if isinstance(classifier, nn.Linear) else classifier.num_classes
-        found = (classifier.in_features, classes)
-        if found != (in_features, num_classes):
+        if (classifier.in_features, classes) != (in_features, num_classes):
             raise ValueError(
-                f"classifier maps {found[0]} features to {found[1]} classes, but in_features={in_features} and "
-                f"num_classes={num_classes}"
+                f"classifier maps {classifier.in_features} features to {classes} classes, but "
+                f"in_features={in_features} and num_classes={num_classes}"
             )
     elif not callable(classifier):
         raise TypeError(

@@ -19,19 +19,25 @@ The authors' own start is `init=1`. A small one lets the classifier find its mea
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from hetxl._checks import integer_at_least, one_of, positive_float
 from hetxl.functional import SAMPLERS, Sampler, draw_normals
-from hetxl.functional._checks import integer_at_least, one_of, positive_float
-from hetxl.functional.noise import RESIDUALS, GaussianNoise, Residual, residual_scale
-
-CovarianceName = Literal["efficient", "low_rank", "diagonal", "full"]
+from hetxl.functional._torch import Factory
+from hetxl.functional.noise import GaussianNoise, residual_scale
+from hetxl.registry import COVARIANCES, RESIDUALS, Residual
 
 FULL_PARAMETER_LIMIT = 2**27
 """`full` is refused above this many parameters (512 MiB in float32): D = N = 512 just fits."""
+
+
+class CovarianceOptions(Factory, total=False):
+    """What all covariances take; see `Covariance`."""
+
+    init: float
 
 
 class Covariance(nn.Module, ABC):
@@ -43,6 +49,7 @@ class Covariance(nn.Module, ABC):
         rank: R, rows of the factors.
         residual: "rank1", "diagonal" or None for none.
         init: scale of the noise at the start.
+        **factory: device and dtype of the parameters.
     """
 
     formula = ""
@@ -56,18 +63,20 @@ class Covariance(nn.Module, ABC):
         residual: Residual | None,
         *,
         init: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ):
         super().__init__()
-        self.in_features = in_features
-        self.noise_features = noise_features
-        self.rank = rank
+        self.in_features, self.noise_features, self.rank = in_features, noise_features, rank
         self.init = positive_float("init", init)
         self.residual_kind: Residual | None = residual
         self.residual: nn.Linear | None = None
         if residual is not None:
-            self.residual = nn.Linear(in_features, noise_features, device=device, dtype=dtype)
+            self.residual = nn.Linear(in_features, noise_features, **factory)
+        self._add_parameters(factory)
+        self.reset_parameters()
+
+    def _add_parameters(self, factory: Factory) -> None:
+        """Create the parameters that a covariance has beside the residual's."""
 
     @property
     def size(self) -> int:
@@ -110,11 +119,8 @@ class Covariance(nn.Module, ABC):
         if isinstance(sampler, str):
             one_of("sampler", sampler, SAMPLERS)
             sampler = SAMPLERS[sampler]
-        residual = self.size - self.rank
-        examples = math.prod(batch_shape)
-        z = draw_normals(
-            sampler, examples, num_samples, self.rank, residual, generator=generator, device=device, dtype=dtype
-        )
+        sizes = (math.prod(batch_shape), num_samples, self.rank, self.size - self.rank)
+        z = draw_normals(sampler, *sizes, generator=generator, device=device, dtype=dtype)
         return z.reshape(*batch_shape, num_samples, self.size)
 
     @abstractmethod
@@ -132,18 +138,8 @@ class Covariance(nn.Module, ABC):
 class DiagonalCovariance(Covariance):
     """R = 0: no factors, the residual alone."""
 
-    def __init__(
-        self,
-        in_features: int,
-        noise_features: int,
-        residual: Residual,
-        *,
-        init: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(in_features, noise_features, 0, residual, init=init, device=device, dtype=dtype)
-        self.reset_parameters()
+    def __init__(self, in_features: int, noise_features: int, residual: Residual, **options: Unpack[CovarianceOptions]):
+        super().__init__(in_features, noise_features, 0, residual, **options)
 
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return None, None
@@ -155,22 +151,10 @@ class EfficientCovariance(Covariance):
     formula = "V(x)ᵀV(x)"
     where = "V(x) = J ∘ (1 v(x)ᵀ), "
 
-    def __init__(
-        self,
-        in_features: int,
-        noise_features: int,
-        rank: int,
-        residual: Residual,
-        *,
-        init: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(in_features, noise_features, rank, residual, init=init, device=device, dtype=dtype)
+    def _add_parameters(self, factory: Factory) -> None:
         # No bias on J: it would give the noise a mean.
-        self.factor = nn.Parameter(torch.empty(rank, noise_features, device=device, dtype=dtype))
-        self.scale = nn.Linear(in_features, noise_features, device=device, dtype=dtype)
-        self.reset_parameters()
+        self.factor = nn.Parameter(torch.empty(self.rank, self.noise_features, **factory))
+        self.scale = nn.Linear(self.in_features, self.noise_features, **factory)
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
@@ -187,20 +171,8 @@ class LowRankCovariance(Covariance):
 
     formula = "V(x)ᵀV(x)"
 
-    def __init__(
-        self,
-        in_features: int,
-        noise_features: int,
-        rank: int,
-        residual: Residual,
-        *,
-        init: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(in_features, noise_features, rank, residual, init=init, device=device, dtype=dtype)
-        self.loadings = nn.Linear(in_features, noise_features * rank, device=device, dtype=dtype)
-        self.reset_parameters()
+    def _add_parameters(self, factory: Factory) -> None:
+        self.loadings = nn.Linear(self.in_features, self.noise_features * self.rank, **factory)
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
@@ -217,15 +189,7 @@ class FullCovariance(Covariance):
 
     formula = "L(x)ᵀL(x)"
 
-    def __init__(
-        self,
-        in_features: int,
-        noise_features: int,
-        *,
-        init: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, in_features: int, noise_features: int, **options: Unpack[CovarianceOptions]):
         parameters = in_features * noise_features**2
         if parameters > FULL_PARAMETER_LIMIT:
             raise ValueError(
@@ -233,9 +197,10 @@ class FullCovariance(Covariance):
                 f"{parameters:,} parameters; the limit is {FULL_PARAMETER_LIMIT:,}. "
                 'Use covariance="low_rank" or "efficient"'
             )
-        super().__init__(in_features, noise_features, noise_features, None, init=init, device=device, dtype=dtype)
-        self.loadings = nn.Linear(in_features, noise_features**2, bias=False, device=device, dtype=dtype)
-        self.reset_parameters()
+        super().__init__(in_features, noise_features, noise_features, None, **options)
+
+    def _add_parameters(self, factory: Factory) -> None:
+        self.loadings = nn.Linear(self.in_features, self.noise_features**2, bias=False, **factory)
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
@@ -243,9 +208,6 @@ class FullCovariance(Covariance):
 
     def _factors(self, features: Tensor) -> tuple[Tensor, None]:
         return self.loadings(features).unflatten(-1, (self.noise_features, self.noise_features)), None
-
-
-COVARIANCES: tuple[CovarianceName, ...] = ("efficient", "low_rank", "diagonal", "full")
 
 
 def check_covariance(covariance: str, rank: int, residual: str) -> None:
@@ -262,25 +224,14 @@ def build_covariance(
     *,
     rank: int = 50,
     residual: str = "rank1",
-    init: float = 1.0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Unpack[CovarianceOptions],
 ) -> Covariance:
-    """The covariance module of a given name.
+    """Return the covariance "efficient", "low_rank", "diagonal" or "full", with the arguments of `Covariance`.
 
-    Args:
-        covariance: "efficient", "low_rank", "diagonal" or "full".
-        in_features: D
-        noise_features: N
-        rank: R; `diagonal` has none and `full` has N. A rank of 0 is the same as `diagonal`.
-        residual: "rank1" or "diagonal"; `full` takes none.
-        init: scale of the noise at the start.
-        device: where the parameters are made.
-        dtype: of the parameters.
+    R is N for `full`, which takes no residual, and 0 for `diagonal`; a rank of 0 is the same as `diagonal`.
     """
     check_covariance(covariance, rank, residual)
     kind: Residual = "rank1" if residual == "rank1" else "diagonal"
-    options = {"init": init, "device": device, "dtype": dtype}
     if covariance == "full":
         return FullCovariance(in_features, noise_features, **options)
     if covariance == "diagonal" or rank == 0:

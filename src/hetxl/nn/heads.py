@@ -1,15 +1,40 @@
-"""The four heads of the paper. Each says how large its noise space is and how noise is lifted; `Head` does the rest."""
+"""The four heads of the paper. `Head` has what they share: calling them, the loss, and prediction. Each of the four
+only says how large its noise space is and how noise is lifted."""
 
-from collections.abc import Callable
-from typing import Any, TypedDict
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hetxl.functional import HashLift, IdentityLift, Lift, LinearLift, Sampler, hash_classes
-from hetxl.functional._checks import integer_at_least, one_of
-from hetxl.nn.head import Head
+from hetxl._checks import integer_at_least, non_negative_float, one_of
+from hetxl.functional import (
+    IGNORE_INDEX,
+    SAMPLERS,
+    Affine,
+    HashLift,
+    IdentityLift,
+    Lift,
+    LinearLift,
+    LogitDistribution,
+    Order,
+    Sampler,
+    Weights,
+    check_targets,
+    hash_classes,
+)
+from hetxl.functional.distribution import ORDERS
+from hetxl.functional.engine.predict import METHODS, TOLERANCE
+from hetxl.functional.targets import REDUCTIONS, TargetsLike
+from hetxl.nn.classifier import Classifier, GetLogits, NoisyFeatures, as_classifier, factory_options, is_plain_linear
+from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
+from hetxl.nn.prediction import Prediction
+from hetxl.nn.temperature import as_temperature
+from hetxl.registry import EVAL_SAMPLES, HEAD_ENTRIES, LINKS, RANK, TEMPERATURE, TRAIN_SAMPLES, Link
+
+NOISE_INIT = 0.1  # a small start: noise as large as the authors' slows short runs down (lab/docs/experiments.md)
 
 
 class HeadOptions(TypedDict, total=False):
@@ -21,7 +46,7 @@ class HeadOptions(TypedDict, total=False):
     noise_init: float
     noise_scale: float
     link: str
-    temperature: float | nn.Module | None
+    temperature: float | nn.Module
     train_samples: int
     eval_samples: int
     sampler: str | Sampler
@@ -33,17 +58,358 @@ class HeadOptions(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
+class Head(nn.Module, ABC):
+    """A classifier over K classes that averages its probabilities over Gaussian noise; the base of the four heads.
+
+    Args:
+        in_features: D
+        num_classes: K
+        rank: R, rows of the covariance's factors.
+        covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
+        residual: "rank1" or "diagonal", what the covariance has beside its factors.
+        noise_init: scale of the noise at the start; 1 for that of the paper's authors.
+        noise_scale: factor of the noise in predictions and in evaluation mode: 1 for what was learned, 0 for none. What
+            suits the labels to be predicted, `hetxl.metrics.fit_scales` finds.
+        link: "softmax" for one label among K, "sigmoid" for any number of labels.
+        temperature: τ, a positive number or a module such as `LearnedTemperature`, which is the paper's choice.
+        train_samples: S of `head(...)` and `head.loss(...)` in training mode.
+        eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
+        sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
+            `hetxl.functional.samplers`.
+        memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 448 MiB.
+        bias: whether a new classifier has one.
+        bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
+        classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; one
+            of `hetxl.classifiers` answers for millions of classes or on several devices; any other module or function
+            is taken as an opaque `get_logits`, [*, D] → [*, K].
+        device: of new parameters; an existing classifier's by default.
+        dtype: likewise.
+    """
+
+    _bypasses_classifier = False  # whether noise reaches the logits beside the classifier, and not through it
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        rank: int = RANK,
+        covariance: str = "efficient",
+        residual: str = "rank1",
+        noise_init: float = NOISE_INIT,
+        noise_scale: float = 1.0,
+        link: str = "softmax",
+        temperature: float | nn.Module = TEMPERATURE,
+        train_samples: int = TRAIN_SAMPLES,
+        eval_samples: int = EVAL_SAMPLES,
+        sampler: str | Sampler = "orthogonal",
+        memory_budget: int | None = None,
+        bias: bool = True,
+        bias_init: float | None = None,
+        classifier: nn.Module | Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.in_features = integer_at_least("in_features", in_features, 1)
+        self.num_classes = integer_at_least("num_classes", num_classes, 1)
+        one_of("link", link, LINKS)
+        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
+        self.train_samples = integer_at_least("train_samples", train_samples, 1)
+        self.eval_samples = integer_at_least("eval_samples", eval_samples, 1)
+        if not callable(sampler):
+            one_of("sampler", sampler, SAMPLERS)
+        self.sampler, self.noise_scale = sampler, noise_scale
+        self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
+        self.bias_init = bias_init
+        layer = as_classifier(
+            classifier, in_features, num_classes, bias=bias, bias_init=bias_init, device=device, dtype=dtype
+        )
+        self._register_classifier(layer)
+        options = factory_options(classifier, device, dtype)
+        self.temperature = as_temperature(temperature)
+        check_covariance(covariance, rank, residual)
+        noise_features = self._noise_features()
+        if isinstance(layer, Classifier) and not layer.complete and self._bypasses_classifier:
+            raise ValueError(
+                f"classifier {type(layer).__name__} never looks at all classes at once, so noise must go through it: "
+                "use DetHead, or HetXLHead without noise_features"
+            )
+        self.covariance: Covariance | None = None
+        if noise_features is not None:
+            self.covariance = build_covariance(
+                covariance, in_features, noise_features, rank=rank, residual=residual, init=noise_init, **options
+            )
+
+    @property
+    def noise_scale(self) -> float:
+        """Factor of the noise in predictions and in evaluation mode."""
+        return self._noise_scale
+
+    @noise_scale.setter
+    def noise_scale(self, value: float) -> None:
+        self._noise_scale = non_negative_float("noise_scale", value)
+
+    def own_options(self) -> dict[str, Any]:
+        """Return the options of this head beside those of all heads, by the names of its constructor."""
+        return {}
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as after `to_empty`."""
+        for module in (self.classifier, self.covariance, self.temperature):
+            getattr(module, "reset_parameters", lambda: None)()
+        if self.bias_init is not None and is_plain_linear(self.classifier):
+            nn.init.constant_(self.classifier.bias, self.bias_init)
+
+    def forward(
+        self,
+        features: Tensor,
+        targets: TargetsLike | None = None,
+        *,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        class_weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+    ) -> Tensor:
+        """Log-probabilities, or with targets their negative log-likelihood.
+
+        Args:
+            features: [..., D]
+            targets: class ids [...] (−100 leaves an example out), or one row for each example, [..., K]: class
+                probabilities (softmax) or labels in [0, 1] (sigmoid); for the sigmoid link also a list of class ids for
+                each example, a sparse [B, K] tensor or `LabelLists`.
+            reduction: of the loss: "mean" over the examples that count, "sum" or "none".
+            weight: of each example's loss, [...]; the mean is then the weighted mean.
+            class_weight: of each class, [K], as `weight` of torch.nn.functional.cross_entropy; for the sigmoid link a
+                factor of each class's binary cross-entropy.
+            label_smoothing: share of the target that is spread evenly over all classes (softmax).
+            ignore_index: another class id that leaves an example out, such as 255 in segmentation.
+            num_samples: S for this call.
+            generator: where the draws come from; torch's default generator without.
+            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
+
+        Returns:
+            Without targets [..., K]: log-probabilities, or for the sigmoid link the logits of the mean probabilities;
+            a drop-in for the output of nn.Linear under any loss. With targets the loss, a scalar or [...], in at least
+            float32.
+        """
+        check_features(features, self.in_features, self._dtype())
+        one_of("reduction", reduction, REDUCTIONS)
+        samples = self.train_samples if self.training else self.eval_samples
+        scale = 1.0 if self.training else self.noise_scale
+        noisy = self._noisy_features(features, samples, num_samples, generator, noise, order, scale=scale)
+        custom = self._custom_classifier
+        if targets is not None:
+            checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link, ignore_index)
+            weights = Weights(weight, class_weight, label_smoothing)
+            weights.check(features.shape[:-1], self.num_classes, self.link)
+            if custom is not None:
+                return custom.nll(noisy, checked, reduction, weights)
+            return noisy.nll(self._distribution(noisy), checked, reduction, weights)
+        log_probs = noisy.log_probs(self._distribution(noisy)) if custom is None else custom.log_probs(noisy)
+        # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
+        return log_probs if under_autocast(features) else log_probs.to(features.dtype)
+
+    def loss(self, features: Tensor, targets: TargetsLike, reduction: str = "mean", **options: Any) -> Tensor:
+        """Return `head(features, targets, …)` by name: the same call, through the module's hooks; options as there."""
+        return self(features, targets, reduction=reduction, **options)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        features: Tensor,
+        top_k: int | None = None,
+        method: str = "mc",
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> Prediction:
+        """Averaged probabilities with their uncertainty; without gradients.
+
+        Args:
+            features: [..., D]
+            top_k: only the k most probable classes; None for all K.
+            method: "mc" averages over samples; "deterministic" leaves the noise out; "mean_field", "probit" and
+                "taylor" average over it without samples, approximately (`hetxl.functional.APPROXIMATIONS`).
+            num_samples: S for this call, `eval_samples` without.
+            generator: where the draws come from; torch's default generator without.
+            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            order: "samples" or "factors" to force an order of evaluation.
+            tolerance: with top_k and many classes, only those that matter are sampled by themselves, and the others as
+                one (`Prediction.left_out`); this far off the probabilities may be, by estimate. 0 samples all classes.
+        """
+        check_features(features, self.in_features, self._dtype())
+        one_of("method", method, METHODS)
+        if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
+            raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
+        scale = self.noise_scale
+        if self.covariance is None or not scale:
+            method = "deterministic"
+        draws = {"drawn": method == "mc", "scale": scale}
+        noisy = self._noisy_features(features, self.eval_samples, num_samples, generator, noise, order, **draws)
+        if self._custom_classifier is not None:
+            summary = self._custom_classifier.predict(noisy, method, top_k, tolerance)
+        else:
+            summary = noisy.predict(self._distribution(noisy), method, top_k, tolerance)
+        samples = None if noisy.z is None else noisy.z.shape[-2]
+        probs, logits = summary.log_probs.exp(), self._distribution(noisy)
+        return Prediction(probs, *summary, noisy.temperature, logits, method, samples)
+
+    def logit_distribution(self, features: Tensor) -> LogitDistribution:
+        """The Gaussian over the logits of features [..., D] before τ; lazy `.mean` [..., K], `.factors` [..., Q, K]."""
+        check_features(features, self.in_features, self._dtype())
+        scale = 1.0 if self.training else self.noise_scale
+        return self._distribution(self._noisy_features(features, 1, drawn=False, scale=scale))
+
+    @abstractmethod
+    def _noise_features(self) -> int | None:
+        """N, the size of the noise space; None for a head without noise."""
+
+    def _lift(self) -> Lift | None:
+        """How noise reaches the logits beside the classifier; None for through the classifier, or without noise."""
+        return None
+
+    def _register_classifier(self, layer: Any) -> None:
+        # A function stays a function; the type says what nearly every head has.
+        self.classifier = cast("nn.Module", layer)
+
+    @property
+    def _custom_classifier(self) -> Classifier | None:
+        """The classifier where it has a loss and predictions of its own; None for a linear layer, a function, or a
+        layer that is W itself."""
+        classifier = getattr(self, "classifier", None)
+        return classifier if isinstance(classifier, Classifier) else None
+
+    def _affine(self) -> Affine | None:
+        """A linear layer as W φ + b; None for anything else."""
+        linear = self.classifier
+        return Affine(linear.weight, linear.bias) if is_plain_linear(linear) else None
+
+    def _distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
+        """Return the Gaussian over the logits."""
+        if self._custom_classifier is not None:
+            return self._custom_classifier.distribution(noisy)
+        return noisy.through(self._affine() or GetLogits(self.classifier, self.num_classes))
+
+    def _noisy_features(
+        self,
+        features: Tensor,
+        samples: int,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+        *,
+        drawn: bool = True,
+        scale: float = 1.0,
+    ) -> NoisyFeatures:
+        """The features with so much of their noise, and the normals [..., S, Q] of a call if they are to be `drawn`."""
+        if order is not None:
+            one_of("order", order, ORDERS)
+        if num_samples is not None:
+            samples = integer_at_least("num_samples", num_samples, 1)
+        if noise is not None and drawn:
+            size = 0 if self.covariance is None else self.covariance.size
+            check_normals(noise, features.shape[:-1], size, num_samples)
+        z, gaussian, lift = None, None, None
+        is_noisy = self.covariance is not None and scale > 0
+        if drawn and is_noisy:
+            z = (self._draw(features, samples, generator) if noise is None else noise).to(features.dtype)
+        if self._custom_classifier is not None:
+            features = self._custom_classifier.prepare(features)
+        if is_noisy:
+            assert self.covariance is not None
+            gaussian, lift = self.covariance(features), self._lift()
+            gaussian = gaussian if scale == 1 else gaussian.scaled(scale)
+        return NoisyFeatures(
+            features, gaussian, z, lift, self.temperature(), self.link, order, self.memory_budget, generator
+        )
+
+    def _draw(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+        """Standard normals [..., S, Q], in at least float32."""
+        if generator is not None and torch._C._current_graph_task_id() != -1:
+            # A forward pass inside a backward pass: activation checkpointing, which restores torch's default generator
+            # before it recomputes, and no other.
+            raise RuntimeError(
+                "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
+                "Leave generator out, or pass the normals themselves as noise="
+            )
+        if generator is None and self._custom_classifier is not None:
+            generator = self._custom_classifier.noise_generator()
+        dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
+        options = {"generator": generator, "device": features.device, "dtype": dtype}
+        assert self.covariance is not None
+        return self.covariance.draw(self.sampler, samples, features.shape[:-1], **options)
+
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype that features must have; None when there is nothing to go by."""
+        if self._custom_classifier is not None:
+            return self._custom_classifier.dtype
+        affine = self._affine()
+        if affine is not None:
+            return affine.weight.dtype
+        return None if self.covariance is None else next(self.covariance.parameters()).dtype
+
+    def extra_repr(self) -> str:
+        """The options as shown when the module is printed."""
+        sampler = self.sampler if isinstance(self.sampler, str) else getattr(self.sampler, "__name__", "custom")
+        scaled = f", noise_scale={self.noise_scale:g}" if self.noise_scale != 1 else ""
+        return (
+            f"in_features={self.in_features}, num_classes={self.num_classes}, link={self.link!r}, "
+            f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}{scaled}"
+        )
+
+
+def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None) -> None:
+    """Raise unless features [..., D] fit a head; its dtype is None where there is nothing to go by."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        kind = f"dtype {features.dtype}" if isinstance(features, Tensor) else type(features).__name__
+        raise TypeError(f"features must be a floating-point tensor [..., {in_features}], found {kind}")
+    if features.dim() == 0 or features.shape[-1] != in_features:
+        raise ValueError(f"features must have shape [..., {in_features}] (in_features), found {list(features.shape)}")
+    if dtype is not None and dtype != features.dtype and not under_autocast(features):
+        raise TypeError(
+            f"features have dtype {features.dtype} and the head {dtype}; "
+            f"cast one of them (features.to({dtype}) or head.to({features.dtype})) or use torch.autocast"
+        )
+
+
+def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples: int | None) -> None:
+    """Raise unless normals that were given as `noise=` fit a call: its batch shape, Q, and S if that was given too."""
+    shape, expected = list(z.shape), list(batch_shape)
+    if shape[-1:] != [size] or shape[:-2] not in (expected, []) or len(shape) < 2 or shape[-2] < 1:
+        raise ValueError(
+            f"noise must have shape {[*expected, 'S', size]}, or {['S', size]} shared by all examples, "
+            f"with S at least 1; found {shape}".replace("'S'", "S")
+        )
+    if num_samples is not None and num_samples != shape[-2]:
+        raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; give one of them")
+
+
+def under_autocast(values: Tensor) -> bool:
+    """Whether products of these values would be in another precision."""
+    kind = values.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 class DetHead(Head):
     """DET, the deterministic classifier softmax(W φ / τ) that the others are measured against (Eq. 1).
 
     It takes the options of the other heads, so that heads can be swapped by name; those of the noise have no effect.
-    τ is 1 unless stated; a `LearnedTemperature` is the paper's ablation "DET w/ learn τ".
+    With a `LearnedTemperature` it is the paper's ablation "DET w/ learn τ".
 
     >>> DetHead(in_features=64, num_classes=1000)(torch.randn(8, 64)).shape
     torch.Size([8, 1000])
     """
-
-    _learns_temperature = False
 
     def _noise_features(self) -> None:
         return None
@@ -56,11 +422,10 @@ class HetHead(Head):
     torch.Size([8, 1000])
     """
 
+    _bypasses_classifier = True
+
     def _noise_features(self) -> int:
         return self.num_classes
-
-    def _lifts_beside(self) -> bool:
-        return True
 
     def _lift(self) -> Lift:
         return IdentityLift()
@@ -81,6 +446,7 @@ class HetHashHead(Head):
     """
 
     hash: Tensor
+    _bypasses_classifier = True
 
     def __init__(
         self,
@@ -105,14 +471,15 @@ class HetHashHead(Head):
         with torch.no_grad():
             self.hash.copy_(self._hash())
 
+    def own_options(self) -> dict[str, Any]:
+        """Return the number of buckets and the seed of the hash."""
+        return {"buckets": self.buckets, "hash_seed": self.hash_seed}
+
     def _hash(self) -> Tensor:
         return hash_classes(self.num_classes, self.buckets, self.hash_seed)
 
     def _noise_features(self) -> int:
         return self.buckets
-
-    def _lifts_beside(self) -> bool:
-        return True
 
     def _lift(self) -> Lift:
         return HashLift(self.hash)
@@ -138,14 +505,9 @@ class HetXLHead(Head):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        noise_features: int | None = None,
-        **options: Unpack[HeadOptions],
+        self, in_features: int, num_classes: int, *, noise_features: int | None = None, **options: Unpack[HeadOptions]
     ):
-        self.noise_features, self._own_projection = in_features, noise_features is not None
+        self.noise_features, self._bypasses_classifier = in_features, noise_features is not None
         if noise_features is not None:
             self.noise_features = integer_at_least("noise_features", noise_features, 1)
         super().__init__(in_features, num_classes, **options)
@@ -161,18 +523,19 @@ class HetXLHead(Head):
         if self.projection is not None:
             self.projection.reset_parameters()
 
+    def own_options(self) -> dict[str, Any]:
+        """Return M, None where the noise goes through the classifier."""
+        return {"noise_features": self.noise_features if self._bypasses_classifier else None}
+
     def _noise_features(self) -> int:
         return self.noise_features
-
-    def _lifts_beside(self) -> bool:
-        return self._own_projection
 
     def _lift(self) -> Lift | None:
         return None if self.projection is None else LinearLift(self.projection.weight)
 
 
-HEADS: dict[str, type[Head]] = {"det": DetHead, "het": HetHead, "het-h": HetHashHead, "het-xl": HetXLHead}
-"""The heads by the names that commands and options use."""
+HEADS: dict[str, type[Head]] = {entry.name: globals()[entry.class_name] for entry in HEAD_ENTRIES}
+"""The heads by the names that commands and options use, as registered in `hetxl.registry`."""
 
 
 def build_head(head: str, in_features: int, num_classes: int, **options: Any) -> Head:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hetxl.functional import LogitDistribution, correlation
 
-TOP_CLASSES = 5
-"""How many classes `covariance` and `correlation` cover when the prediction is for all classes."""
+TOP_CLASSES = 5  # how many classes `covariance` and `correlation` cover when the prediction is for all classes
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,17 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from hetxl.functional._checks import positive_float
-from hetxl.functional.precision import accumulate
+from hetxl._checks import positive_float
+from hetxl.functional._torch import Factory, to_accumulation_dtype
 
 
 class FixedTemperature(nn.Module):
-    """τ as a constant.
-
-    Args:
-        value: τ, positive.
-    """
+    """τ as a constant, a positive value."""
 
     def __init__(self, value: float = 1.0):
         super().__init__()
@@ -37,17 +34,10 @@ class LearnedTemperature(nn.Module):
         low: lower bound of τ, positive.
         high: upper bound of τ.
         init: τ at the start, strictly between the bounds; None for the middle, as in the paper.
+        **factory: device and dtype of t.
     """
 
-    def __init__(
-        self,
-        low: float = 0.05,
-        high: float = 5.0,
-        init: float | None = None,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, low: float = 0.05, high: float = 5.0, init: float | None = None, **factory: Unpack[Factory]):
         super().__init__()
         self.low = positive_float("low", low)
         self.high = positive_float("high", high)
@@ -59,7 +49,7 @@ class LearnedTemperature(nn.Module):
                 f"init must lie strictly between low={self.low:g} and high={self.high:g}, found {self.init:g}"
             )
         # One element, not a scalar: FSDP shards parameters along their first dimension.
-        self.raw = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.raw = nn.Parameter(torch.empty(1, **factory))
         self.register_load_state_dict_pre_hook(_take_scalar)
         self.reset_parameters()
 
@@ -70,7 +60,7 @@ class LearnedTemperature(nn.Module):
 
     def forward(self) -> Tensor:
         """τ, a scalar tensor."""
-        return (self.high - self.low) * torch.sigmoid(accumulate(self.raw)).reshape(()) + self.low
+        return (self.high - self.low) * torch.sigmoid(to_accumulation_dtype(self.raw)).reshape(()) + self.low
 
     def extra_repr(self) -> str:
         """The bounds as shown when the module is printed."""

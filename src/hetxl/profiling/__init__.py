@@ -1,7 +1,6 @@
 """What a head costs: its parameters, counted on real modules that hold no data, and the memory to train them."""
 
 from hetxl.profiling.backbones import PRESETS, Backbone, build_backbone
-from hetxl.profiling.paper import PaperCell, compare_with_paper
 from hetxl.profiling.parameters import (
     HeadParameters,
     HeadRow,
@@ -19,12 +18,10 @@ __all__ = [
     "Backbone",
     "HeadParameters",
     "HeadRow",
-    "PaperCell",
     "ParameterCount",
     "TrainingBytes",
     "build_backbone",
     "compare_heads",
-    "compare_with_paper",
     "count_head",
     "count_parameters",
     "format_bytes",

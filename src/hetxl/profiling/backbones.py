@@ -9,32 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetxl.functional._checks import one_of
+from hetxl._checks import one_of
 from hetxl.profiling.parameters import count_parameters
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network up to its features.
-
-    Attributes:
-        name: as given.
-        features: D, the width that a head reads.
-        module: on the meta device.
-    """
+    """A network up to its features."""
 
     name: str
-    features: int
-    module: nn.Module
+    features: int  # D, the width that a head reads
+    module: nn.Module  # on the meta device
 
     @property
     def parameters(self) -> int:
-        """How many the module has."""
+        """Return how many the module has."""
         return count_parameters(self.module)
 
 
 def _resnet152(name: str) -> Backbone:
-    """The paper's ResNet152x1, D = 2048."""
+    """Return the paper's ResNet152x1, D = 2048."""
     with importing("transformers", name), torch.device("meta"):
         from transformers import ResNetConfig, ResNetModel
 
@@ -43,19 +37,13 @@ def _resnet152(name: str) -> Backbone:
 
 
 def _vit_l_32(name: str) -> Backbone:
-    """The paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
+    """Return the paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
     with importing("transformers", name), torch.device("meta"):
         from transformers import ViTConfig, ViTModel
 
-        config = ViTConfig(
-            hidden_size=1024,
-            num_hidden_layers=24,
-            num_attention_heads=16,
-            intermediate_size=4096,
-            patch_size=32,
-            image_size=224,
-        )
-        return Backbone(name, 1024, ViTModel(config))
+        width: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096}
+        width |= {"num_attention_heads": 16, "num_hidden_layers": 24}
+        return Backbone(name, 1024, ViTModel(ViTConfig(**width, patch_size=32, image_size=224)))
 
 
 PRESETS: dict[str, Callable[[str], Backbone]] = {"resnet152": _resnet152, "vit-l/32": _vit_l_32}
@@ -63,7 +51,7 @@ PRESETS: dict[str, Callable[[str], Backbone]] = {"resnet152": _resnet152, "vit-l
 
 
 def build_backbone(name: str) -> Backbone:
-    """A backbone on the meta device.
+    """Return a backbone on the meta device.
 
     Args:
         name: "resnet152" or "vit-l/32" for the paper's; "timm:NAME" for a model of timm, such as "timm:resnet50";
@@ -120,7 +108,7 @@ def hidden_size(config: Any) -> int | None:
 
 
 def unknown_model(name: str, library: str, model: str, known: list[str]) -> ValueError:
-    """What to raise for a model that a library does not have; it names the nearest one."""
+    """Return what to raise for a model that a library does not have; it names the nearest one."""
     near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)
     return ValueError(f"backbone {name!r} names none of {len(known)} models; did you mean '{library}:{near[0]}'?")
 
@@ -152,17 +140,12 @@ def importing(library: str, name: str) -> Iterator[None]:
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise ImportError(f"backbone {name!r} needs {library}: pip install {library}") from error
-        cause = _root(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the first error of the chain
+            cause = cause.__cause__
         if "torchvision" in str(cause):
             raise ImportError(
                 f"backbone {name!r} needs {library}, which imports torchvision, and the installed torchvision does not "
                 f"match torch {torch.__version__} ({cause}). Install the two from the same index, or remove torchvision"
             ) from error
         raise ImportError(f"backbone {name!r} needs {library}, which does not import: {cause}") from error
-
-
-def _root(error: BaseException) -> BaseException:
-    """The first error of a chain."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

@@ -4,46 +4,38 @@
     their gradients  the same; with sparse gradients only the rows of the active classes, three times
     moments          twice the size of W and b (Adam)
     blocks           the working memory of the loss, see `hetxl.functional.plan`
-    index            a retrieved classifier's: the rows once more, and its graph or lists
+    index            a retrieved classifier's: the rows once more, and their ids
 
 Everything grows with K but the blocks, which stop at the memory budget.
 """
 
 from dataclasses import dataclass
 
+from hetxl._checks import integer_at_least, one_of
 from hetxl.functional import plan
-from hetxl.functional._checks import integer_at_least, one_of
 
 CLASSIFIERS = ("linear", "sampled", "retrieved")
 
 TOUCHED = 3
 """Copies of the active rows with sparse gradients: the gradient, the same in the order of the rows, and the step."""
 
-INDEX_BYTES = {"ivf": 8, "hnsw": 8 + 4 * 64}
-"""Of a class in the index beside its row: its id, and its links in a graph of 32 neighbours."""
+INDEX_BYTES = 8
+"""Of a class in the index beside its row: its id."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a training step by what they are for.
+    """Bytes of a training step by what they are for."""
 
-    Attributes:
-        weights: W and b.
-        gradients: theirs.
-        moments: of the optimiser.
-        blocks: working memory of the loss.
-        index: of a retrieved classifier.
-    """
-
-    weights: int
+    weights: int  # W and b
     gradients: int
-    moments: int
-    blocks: int
-    index: int
+    moments: int  # of the optimiser
+    blocks: int  # working memory of the loss
+    index: int  # of a retrieved classifier
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return all of it."""
         return self.weights + self.gradients + self.moments + self.blocks + self.index
 
 
@@ -56,30 +48,23 @@ def training_memory(
     samples: int = 16,
     size: int = 51,
     active: int = 4096,
-    index: str = "ivf",
     sparse: bool = False,
     moments: int = 2,
     width: int = 4,
     memory_budget: int | None = None,
 ) -> Memory:
-    """What a training step of a head over a classifier takes, beyond the backbone.
+    """Return what a training step of a head over a "linear", "sampled" or "retrieved" classifier takes, beyond the
+    backbone.
 
     Args:
-        in_features: D
-        num_classes: K
-        classifier: "linear", "sampled" or "retrieved"
-        batch: B
         samples: S; 1 for DET.
         size: Q, rows of the noise's basis, R + 1 with the rank-1 residual; 0 for DET.
         active: classes that a step looks at beside the batch's labels, when it does not look at all.
-        index: of a retrieved classifier, "ivf" or "hnsw".
-        sparse: whether gradients are sparse.
         moments: tensors like W that the optimiser keeps: 2 for Adam, 1 for SGD with momentum.
         width: bytes of a number.
         memory_budget: of the loss, see `hetxl.functional.plan`.
     """
     one_of("classifier", classifier, CLASSIFIERS)
-    one_of("index", index, INDEX_BYTES)
     for name, value in {"in_features": in_features, "num_classes": num_classes, "batch": batch}.items():
         integer_at_least(name, value, 1)
     row = width * (in_features + 1)
@@ -94,18 +79,12 @@ def training_memory(
         gradients=touched if sparse and classifier != "linear" else num_classes * row + touched,
         moments=moments * num_classes * row,
         blocks=blocks,
-        index=num_classes * (row + INDEX_BYTES[index]) if classifier == "retrieved" else 0,
+        index=num_classes * (row + INDEX_BYTES) if classifier == "retrieved" else 0,
     )
 
 
 def largest_num_classes(in_features: int, memory: int, **options: object) -> int:
-    """The largest K whose training fits into `memory` bytes; options as of `training_memory`. 0 if none does.
-
-    Args:
-        in_features: D
-        memory: bytes.
-        **options: see `training_memory`.
-    """
+    """Return the largest K whose training fits into `memory` bytes; options as of `training_memory`. 0 if none does."""
     fits, beyond = 0, 1
     while training_memory(in_features, beyond, **options).total <= memory:  # pyright: ignore[reportArgumentType]
         fits, beyond = beyond, 2 * beyond

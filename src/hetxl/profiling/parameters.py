@@ -3,15 +3,14 @@
 The heads are the real modules, made on the `meta` device: exact counts, and no memory for the weights themselves.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from torch import nn
 
-from hetxl.functional._checks import integer_at_least
-from hetxl.nn import HEADS, Head, build_head
+from hetxl._checks import integer_at_least
+from hetxl.nn import HEADS, Head, LearnedTemperature, build_head
+from hetxl.registry import RANK, head_entry
 
 FLOAT32_BYTES = 4
 
@@ -20,45 +19,32 @@ LARGEST_SIZE = 100_000_000
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The parameters of a module; one that is shared inside it counts once."""
+    """Return the parameters of a module; one that is shared inside it counts once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 @dataclass(frozen=True)
 class HeadParameters:
-    """The parameters of one head, by part.
+    """The parameters of one head, by part."""
 
-    Attributes:
-        classifier: W and b, D·K + K.
-        covariance: all that makes the noise; 0 for DET.
-        projection: W′, K·M; 0 unless HET-XL has a noise space of its own.
-        temperature: 1 when τ is learned.
-    """
-
-    classifier: int
-    covariance: int
-    projection: int
-    temperature: int
+    classifier: int  # W and b, D·K + K
+    covariance: int  # all that makes the noise; 0 for DET
+    projection: int  # W′, K·M; 0 unless HET-XL has a noise space of its own
+    temperature: int  # 1 when τ is learned
 
     @property
     def total(self) -> int:
-        """The sum of the parts."""
+        """Return the sum of the parts."""
         return self.classifier + self.covariance + self.projection + self.temperature
 
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What parameters take in training, without activations.
+    """What parameters take in training, without activations."""
 
-    Attributes:
-        weights: 4 bytes for each parameter.
-        gradients: 4 bytes.
-        optimiser: 8 bytes, the two moments of Adam.
-    """
-
-    weights: int
-    gradients: int
-    optimiser: int
+    weights: int  # 4 bytes for each parameter
+    gradients: int  # 4 bytes
+    optimiser: int  # 8 bytes, the two moments of Adam
 
     @property
     def total(self) -> int:
@@ -68,12 +54,7 @@ class TrainingBytes:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """A backbone and its head.
-
-    Attributes:
-        backbone: parameters of the backbone; 0 for a head alone.
-        head: those of the head, by part.
-    """
+    """The parameters of a backbone (0 for a head alone) and its head."""
 
     backbone: int
     head: HeadParameters
@@ -85,52 +66,33 @@ class ParameterCount:
 
     @property
     def training_bytes(self) -> TrainingBytes:
-        """The memory to train all of them with Adam in float32."""
+        """Return the memory to train all of them with Adam in float32."""
         single = FLOAT32_BYTES * self.total
         return TrainingBytes(weights=single, gradients=single, optimiser=2 * single)
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head of a comparison.
+    """One head of a comparison."""
 
-    Attributes:
-        head: its name, a key of `hetxl.nn.HEADS`.
-        count: its parameters; None for a head that these sizes do not allow.
-        added: share of parameters beyond DET's total, 0.05 for 5% more; None like `count`.
-        refused: why there is no count, None when there is one.
-    """
-
-    head: str
-    count: ParameterCount | None
-    added: float | None
-    refused: str | None = None
+    head: str  # its name, a key of `hetxl.nn.HEADS`
+    count: ParameterCount | None  # None for a head that these sizes do not allow
+    added: float | None  # share of parameters beyond DET's total, 0.05 for 5% more; None like `count`
+    refused: str | None = None  # why there is no count
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as plain numbers, for JSON."""
+        """Return the row as plain numbers, for JSON."""
         row: dict[str, Any] = {"head": self.head, "refused": self.refused, "added_over_det": self.added}
         if self.count is not None:
             head, memory = self.count.head, self.count.training_bytes
-            row["parameters"] = {
-                "backbone": self.count.backbone,
-                "classifier": head.classifier,
-                "covariance": head.covariance,
-                "projection": head.projection,
-                "temperature": head.temperature,
-                "head": head.total,
-                "total": self.count.total,
-            }
-            row["bytes"] = {
-                "weights": memory.weights,
-                "gradients": memory.gradients,
-                "optimiser": memory.optimiser,
-                "total": memory.total,
-            }
+            sums = {"head": head.total, "total": self.count.total}
+            row["parameters"] = {"backbone": self.count.backbone, **asdict(head), **sums}
+            row["bytes"] = {**asdict(memory), "total": memory.total}
         return row
 
 
 def count_head(head: Head) -> HeadParameters:
-    """The parameters of a head by part. A classifier that is a plain function has none of its own."""
+    """Return the parameters of a head by part. A classifier that is a plain function has none of its own."""
 
     def part(name: str) -> int:
         module = getattr(head, name, None)
@@ -150,42 +112,35 @@ def compare_heads(
     num_classes: int,
     *,
     backbone: int = 0,
-    rank: int = 50,
+    rank: int = RANK,
     covariance: str = "efficient",
     residual: str = "rank1",
     noise_features: int | None = None,
     buckets: int | None = None,
 ) -> list[HeadRow]:
-    """The four heads for one problem, DET first.
+    """Return the four heads for one problem, DET first.
 
     A head whose covariance would be too large is a row with the reason in `refused`; wrong options raise.
 
     Args:
-        in_features: D
-        num_classes: K
-        backbone: parameters of the backbone.
-        rank: R
-        covariance: "efficient", "low_rank", "diagonal" or "full".
-        residual: "rank1" or "diagonal".
+        backbone: its parameters.
         noise_features: M, HET-XL only: noise in a space of its own.
         buckets: H, HET-H only.
     """
     # Checked here although the heads check them too: what a head refuses below is then a matter of its size alone.
-    check_size("in_features", in_features)
-    check_size("num_classes", num_classes)
-    check_size("rank", rank, minimum=0)
-    check_size("noise_features", noise_features)
-    check_size("buckets", buckets)
     shared: dict[str, Any] = {"rank": rank, "covariance": covariance, "residual": residual, "device": "meta"}
-    own: dict[str, dict[str, Any]] = {"het-h": {"buckets": buckets}, "het-xl": {"noise_features": noise_features}}
-
+    sizes = {"noise_features": noise_features, "buckets": buckets}
+    for name, size in {"in_features": in_features, "num_classes": num_classes, "rank": rank, **sizes}.items():
+        check_size(name, size, minimum=0 if name == "rank" else 1)
     det = ParameterCount(backbone, count_head(build_head("det", in_features, num_classes, **shared)))
     rows = [HeadRow("det", det, 0.0)]
     for name in HEADS:
         if name == "det":
             continue
+        own = {option: sizes[option] for option in head_entry(name).options if option in sizes}
         try:
-            head = build_head(name, in_features, num_classes, **shared, **own.get(name, {}))
+            temperature = LearnedTemperature(device="meta")  # one parameter, as in the paper
+            head = build_head(name, in_features, num_classes, temperature=temperature, **shared, **own)
         except ValueError as error:
             rows.append(HeadRow(name, None, None, refused=str(error)))
             continue
@@ -198,51 +153,15 @@ def compare_heads(
 
 
 def format_count(parameters: int) -> str:
-    """A number of parameters for people: all digits below a million, then millions as the paper gives them."""
+    """Return a number of parameters for people: all digits below a million, then millions as the paper gives them."""
     return f"{parameters:,}" if parameters < 1_000_000 else f"{parameters / 1e6:,.2f}M"
 
 
 def format_bytes(size: int) -> str:
-    """A number of bytes for people, in powers of 1024."""
+    """Return a number of bytes for people, in powers of 1024."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break
         value, unit = value / 1024, larger
     return f"{size} B" if unit == "B" else f"{value:,.2f} {unit}"
-
-
-def parameter_table(rows: list[HeadRow], title: str) -> Table:
-    """The parameters of each head, and what it adds over DET. Noise is all of the head beside its classifier."""
-    table = _table(title, ("backbone", "classifier", "noise", "head", "total", "over DET"))
-    for row in rows:
-        if row.count is None or row.added is None:
-            table.add_row(row.head.upper(), *["–"] * 6)
-            continue
-        head = row.count.head
-        counts = (row.count.backbone, head.classifier, head.total - head.classifier, head.total, row.count.total)
-        table.add_row(row.head.upper(), *map(format_count, counts), f"{row.added:+.2%}" if row.added else "–")
-    return table
-
-
-def memory_table(rows: list[HeadRow]) -> Table:
-    """What training each head and its backbone takes; the total also in bytes."""
-    title = "Memory to train them: float32, Adam, without activations"
-    table = _table(title, ("weights", "gradients", "optimiser", "total", "bytes"))
-    for row in rows:
-        if row.count is None:
-            table.add_row(row.head.upper(), *["–"] * 5)
-            continue
-        memory = row.count.training_bytes
-        sizes = (memory.weights, memory.gradients, memory.optimiser, memory.total)
-        table.add_row(row.head.upper(), *map(format_bytes, sizes), f"{memory.total:,}")
-    return table
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """A column for the name of the head, then numbers; narrow enough for 80 characters, and never cut short."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("head", min_width=6)
-    for column in columns:
-        table.add_column(column, justify="right", overflow="fold", min_width=66 // len(columns) - 1)
-    return table

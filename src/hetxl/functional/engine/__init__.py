@@ -1,27 +1,29 @@
 """The fused Monte Carlo engine: the two primitives without a tensor of all samples.
 
-`plan` chooses what is lifted and how the work is cut into blocks; `rows` makes the rows of logits that all samples of
-an example are mixtures of, and takes their gradients back; `softmax` and `sigmoid` average over samples; `evaluate`
-goes through the blocks; `autograd` makes it differentiable, and `predict` goes through them without gradients, with
-`prune` for predictions of the top classes.
+`plan` chooses the implementation, what is lifted and how the work is cut into blocks; `logit_rows` makes the rows of
+logits that all samples of an example are mixtures of, and takes their gradients back; `softmax` and `sigmoid` average
+over samples; `blocked` goes through the blocks; `autograd` makes it differentiable, and `predict` goes through them
+without gradients, with `top_k` for predictions of the top classes.
+
+Every primitive takes `impl`: "reference" is the plain evaluation with a tensor of all samples, "blocked" the fused one,
+and "auto" the fused one wherever it covers the case. Another implementation, such as a kernel for GPUs, is one more
+name in `plan.choose_impl` and one more branch in each primitive.
 """
 
 import torch
 from torch import Tensor
 
 from hetxl.functional import reference
-from hetxl.functional._compile import not_compiled
-from hetxl.functional.distribution import LogitDistribution, Order, choose_order
-from hetxl.functional.engine.autograd import Fused, Job, LogProbsJob, NllJob, NormaliserJob
+from hetxl.functional._torch import not_compiled
+from hetxl.functional.distribution import LogitDistribution, Order
+from hetxl.functional.engine.autograd import LogProbsJob, NllJob, NormaliserJob
 from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
-from hetxl.functional.engine.plan import Plan, plan
+from hetxl.functional.engine.plan import IMPLS, Impl, Plan, choose_impl, plan, plan_for
 from hetxl.functional.engine.predict import Summary, mc_predict
-from hetxl.functional.engine.setup import fusable, plan_for, product_precision
-from hetxl.functional.links import Link
-from hetxl.functional.targets import Targets
-from hetxl.functional.weighting import UNWEIGHTED, Weights, inverse, logit_losses, reduce_losses, softmax_losses
+from hetxl.functional.targets import UNWEIGHTED, Targets, Weights, inverse, logit_losses, reduce_losses, softmax_losses
+from hetxl.registry import Link
 
-__all__ = ["Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
+__all__ = ["IMPLS", "Impl", "Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
 
 # Both primitives leave a graph that is being compiled, which is taken up again after them: going through blocks is
@@ -35,6 +37,7 @@ def mc_log_probs(
     link: Link,
     order: Order | None = None,
     memory_budget: int | None = None,
+    impl: Impl = "auto",
 ) -> Tensor:
     """Log-probabilities averaged over samples, differentiable, in O(B·K) memory.
 
@@ -48,17 +51,17 @@ def mc_log_probs(
         link: "softmax" or "sigmoid"
         order: "samples" or "factors" to force one; the plan chooses without.
         memory_budget: bytes of working memory, see `plan`.
+        impl: "auto", "blocked" or "reference".
 
     Returns:
         [..., K] log-probabilities; for the sigmoid link the logits of the mean probabilities.
     """
     if z is None:
         distribution = distribution.without_noise()
-    if not fusable(distribution, z):
-        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
-        return reference.mc_log_probs(distribution, z, temperature=temperature, link=link, order=plain)
+    if choose_impl(impl, distribution, z) == "reference":
+        return reference.mc_log_probs(distribution, z, temperature=temperature, link=link, order=order)
     inputs = gather_inputs(distribution, z, temperature)
-    out = _run(LogProbsJob(inputs, plan_for(inputs, link, order, memory_budget), product_precision(inputs), link))
+    out = LogProbsJob(inputs, plan_for(inputs, link, order, memory_budget), inputs.product_precision(), link).run()
     if link == "sigmoid":
         out = out[0] - out[1]
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
@@ -76,25 +79,27 @@ def mc_nll(
     reduction: str = "mean",
     weights: Weights = UNWEIGHTED,
     memory_budget: int | None = None,
+    impl: Impl = "auto",
 ) -> Tensor:
-    """Negative log-likelihood of the targets under the averaged probabilities, with its gradients, block by block.
+    """Return the negative log-likelihood of the targets under the averaged probabilities, with its gradients.
 
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return -probs.log().gather(-1, ids)                                  # sigmoid: summed binary cross-entropy
 
-    Class ids (softmax) and labels in any form (sigmoid) take memory for a block only; rows of probabilities and label
-    smoothing (softmax) take O(B·K), as the rows themselves do.
+    It goes block by block. Class ids (softmax) and labels in any form (sigmoid) take memory for a block only; rows of
+    probabilities and label smoothing (softmax) take O(B·K), as the rows themselves do.
 
     Args:
         distribution: over the logits, [..., K].
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        targets: ids [...], dense [..., K] or lists.
+        targets: class ids [...], rows [..., K], or lists of labels (sigmoid), as `check_targets` returns them.
         temperature: τ
         link: "softmax" or "sigmoid"
         order: "samples" or "factors" to force one; the plan chooses without.
         reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
         weights: of examples and classes, and label smoothing.
         memory_budget: bytes of working memory, see `plan`.
+        impl: "auto", "blocked" or "reference".
 
     Returns:
         A scalar, or [...] for reduction "none" (0 where an example does not count).
@@ -102,15 +107,14 @@ def mc_nll(
     if z is None:
         distribution = distribution.without_noise()
     options = {"temperature": temperature, "link": link}
-    if not fusable(distribution, z):
-        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
-        return reference.mc_nll(distribution, z, targets, order=plain, reduction=reduction, weights=weights, **options)
+    if choose_impl(impl, distribution, z) == "reference":
+        return reference.mc_nll(distribution, z, targets, order=order, reduction=reduction, weights=weights, **options)
     batch_shape = batch_shape_of(distribution, z)
     if link == "softmax" and (targets.ids is None or weights.smoothing):
         if z is None:
             losses = logit_losses(distribution.mean / temperature, targets, weights)
         else:
-            log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, **options)
+            log_probs = mc_log_probs(distribution, z, order=order, memory_budget=memory_budget, impl=impl, **options)
             losses = softmax_losses(log_probs, targets, weights)
         factor, normaliser = weights.factors(targets, batch_shape, link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
@@ -120,18 +124,13 @@ def mc_nll(
     factor, normaliser = weights.factors(targets, batch_shape, link, inputs.temperature)
     if reduction == "mean":
         factor = factor * inverse(normaliser)
-    job = NllJob(
-        inputs,
-        plan_for(inputs, link, order, memory_budget),
-        product_precision(inputs),
-        link,
-        targets=_flattened(targets),
-        factor=factor.flatten().detach(),
-        weights=weights,
-        scalar=reduction != "none",
-    )
-    out = _run(job)
-    return out if job.scalar else out.view(batch_shape)
+    ids = None if targets.ids is None else targets.ids.flatten()
+    dense = None if targets.dense is None else targets.dense.reshape(-1, targets.dense.shape[-1])
+    flat = Targets(ids, dense, targets.lists)
+    chosen, products = plan_for(inputs, link, order, memory_budget), inputs.product_precision()
+    scalar = reduction != "none"
+    out = NllJob(inputs, chosen, products, link, flat, factor.flatten().detach(), weights, scalar).run()
+    return out if scalar else out.view(batch_shape)
 
 
 @not_compiled
@@ -140,42 +139,31 @@ def mc_log_normalisers(
     z: Tensor | None,
     *,
     temperature: Tensor | float,
-    left_out: Tensor | None = None,
+    excluded: Tensor | None = None,
     order: Order | None = None,
     memory_budget: int | None = None,
+    impl: Impl = "auto",
 ) -> Tensor:
     """log Σ_k exp(u_k / τ) of every sample, with its gradients, block by block: what is left to know of many classes
     when the label's own logit is computed beside them, or when others compute the rest.
 
         return logsumexp(distribution.sample(z) / temperature, -1)
 
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise.
-        temperature: τ
-        left_out: [...], a class of each example that does not count, or −1; None for all classes.
-        order: "samples" or "factors" to force one; the plan chooses without.
-        memory_budget: bytes of working memory, see `plan`.
+    Args beside those of `mc_log_probs`:
+        excluded: [...], a class of each example that does not count, or −1; None for all classes.
 
     Returns:
         [..., S]
     """
     if z is None:
         distribution = distribution.without_noise()
-    if not fusable(distribution, z):
-        plain = order or choose_order(distribution, 1 if z is None else z.shape[-2])
-        return reference.mc_log_normalisers(distribution, z, temperature=temperature, left_out=left_out, order=plain)
+    if choose_impl(impl, distribution, z) == "reference":
+        return reference.mc_log_normalisers(distribution, z, temperature=temperature, excluded=excluded, order=order)
     inputs = gather_inputs(distribution, z, temperature)
     chosen = plan_for(inputs, "softmax", order, memory_budget)
-    flat = None if left_out is None else left_out.flatten()
-    out = _run(NormaliserJob(inputs, chosen, product_precision(inputs), "softmax", left_out=flat))
+    flat = None if excluded is None else excluded.flatten()
+    out = NormaliserJob(inputs, chosen, inputs.product_precision(), "softmax", excluded=flat).run()
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
-
-
-def _run(job: Job) -> Tensor:
-    tensors = job.inputs.tensors()
-    # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
-    return Fused.apply(job, *tensors) if torch.is_grad_enabled() else job.result(tensors)
 
 
 def _refuse_gradients(targets: Targets, weights: Weights) -> None:
@@ -186,10 +174,3 @@ def _refuse_gradients(targets: Targets, weights: Weights) -> None:
     for name, value in {"targets": labels, "weight": weights.example, "class_weight": weights.classes}.items():
         if value is not None and value.requires_grad:
             raise ValueError(f"{name} requires a gradient, which this loss does not give it; pass {name}.detach()")
-
-
-def _flattened(targets: Targets) -> Targets:
-    """Targets of a batch [...] as those of [B]."""
-    ids = None if targets.ids is None else targets.ids.flatten()
-    dense = None if targets.dense is None else targets.dense.reshape(-1, targets.dense.shape[-1])
-    return Targets(ids, dense, targets.lists)

@@ -6,6 +6,7 @@ for gradients of gradients, all of them hand over to the plain evaluation, which
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,40 +14,44 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
-from hetxl.functional.engine.evaluate import Evaluation
-from hetxl.functional.engine.inputs import GRADIENTS, Inputs
-from hetxl.functional.engine.labels import LabelBlocks
+from hetxl.functional._torch import without_autocast
+from hetxl.functional.engine.blocked import Evaluation
+from hetxl.functional.engine.inputs import Inputs
 from hetxl.functional.engine.plan import Plan
-from hetxl.functional.engine.sigmoid import MeanSigmoid
-from hetxl.functional.links import Link
-from hetxl.functional.precision import without_autocast
-from hetxl.functional.targets import Targets
-from hetxl.functional.weighting import Weights, known_ids
+from hetxl.functional.engine.sigmoid import LabelBlocks, MeanSigmoid
+from hetxl.functional.links import mean_sigmoid, mean_softmax
+from hetxl.functional.targets import Targets, Weights, known_ids
+from hetxl.registry import Link
 
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """What is evaluated, beside the tensors that autograd sees.
+    """What is evaluated, beside the tensors that autograd sees."""
 
-    Attributes:
-        inputs: the tensors; those that autograd sees are put in anew for every run.
-        plan: the blocks.
-        products: precision of the matrix products.
-        link: "softmax" or "sigmoid"
-    """
-
-    inputs: Inputs
+    inputs: Inputs  # the tensors that autograd sees are put in anew for every run
     plan: Plan
-    products: torch.dtype
+    products: torch.dtype  # precision of the matrix products
     link: Link
 
-    def evaluation(self, tensors: tuple[Tensor | None, ...], needed: frozenset[str] = frozenset()) -> Evaluation:
-        """An evaluation of these tensors, with gradients for the needed ones."""
+    def run(self) -> Tensor:
+        """Return the result, differentiable where gradients are enabled."""
+        tensors = self.inputs.tensors()
+        if torch.is_grad_enabled():
+            return Fused.apply(self, tuple(tensors), *tensors.values())
+        # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
+        return self.result(tensors)
+
+    def evaluation(self, tensors: dict[str, Tensor], needed: frozenset[str] = frozenset()) -> Evaluation:
+        """Return an evaluation of these tensors, with gradients for the needed ones."""
         return Evaluation(self.inputs.with_tensors(tensors), self.plan, self.products, needed)
 
-    def result(self, tensors: tuple[Tensor | None, ...]) -> Tensor:
-        """The result for these tensors, without gradients."""
-        with _plain_precision(self):
+    def plain_precision(self) -> AbstractContextManager[Any]:
+        """Return a context without autocast: the job has chosen the precision of its products."""
+        return without_autocast(self.inputs.temperature.device)
+
+    def result(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the result for these tensors, without gradients."""
+        with self.plain_precision():
             return self.forward(self.evaluation(tensors))
 
     @abstractmethod
@@ -61,34 +66,24 @@ class Job(ABC):
     def plain(self, inputs: Inputs) -> Tensor:
         """The same result from the reference evaluation."""
 
-    eager = False
-    """Whether `forward` can form the gradients at once, being the gradients of one number."""
+    scalar = False
+    """Whether the result is one number, whose gradients `forward` can form at once."""
 
 
 @dataclass(frozen=True)
 class NllJob(Job):
-    """Losses [B], or their weighted sum.
+    """Losses [B], or their weighted sum."""
 
-    Attributes:
-        targets: of the flattened batch.
-        factor: [B], weights of the examples.
-        weights: of the classes (sigmoid).
-        scalar: whether the result is Σ factor · loss, rather than each factor · loss.
-    """
-
-    targets: Targets
-    factor: Tensor
-    weights: Weights
-    scalar: bool
-
-    @property
-    def eager(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A sum forms its gradients at once."""
-        return self.scalar
+    targets: Targets  # of the flattened batch
+    factor: Tensor  # [B], weights of the examples
+    weights: Weights  # of the classes (sigmoid)
+    scalar: bool  # whether the result is Σ factor · loss, rather than each factor · loss
 
     def forward(self, evaluation: Evaluation) -> Tensor:
         """The losses, weighed."""
-        losses = self._losses(evaluation, self.factor)
+        return self._weighed(self._losses(evaluation, self.factor))
+
+    def _weighed(self, losses: Tensor) -> Tensor:
         weighed = torch.where(self.factor == 0, 0.0, losses * self.factor)
         return weighed.sum() if self.scalar else weighed
 
@@ -111,8 +106,8 @@ class NllJob(Job):
             losses[examples] -= (parts if by_class is None else parts * by_class).sum(0)
             if not evaluation.backward:
                 return None
-            found = ((1 - label) * means.per_not_p - label * means.per_p) * factor[examples]
-            return found if by_class is None else found * by_class
+            of_logits = ((1 - label) * means.per_not_p - label * means.per_p) * factor[examples]
+            return of_logits if by_class is None else of_logits * by_class
 
         evaluation.sigmoid(visit)
         return losses
@@ -120,17 +115,8 @@ class NllJob(Job):
     def plain(self, inputs: Inputs) -> Tensor:
         """The reference loss."""
         weights = Weights(classes=self.weights.classes) if self.link == "sigmoid" else Weights()
-        losses = reference.mc_nll(
-            inputs.distribution(),
-            inputs.z,
-            self.targets,
-            temperature=inputs.temperature,
-            link=self.link,
-            reduction="none",
-            weights=weights,
-        )
-        weighed = torch.where(self.factor == 0, 0.0, losses * self.factor)
-        return weighed.sum() if self.scalar else weighed
+        options = {"temperature": inputs.temperature, "link": self.link, "reduction": "none", "weights": weights}
+        return self._weighed(reference.mc_nll(*inputs.distribution_and_normals(), self.targets, **options))
 
 
 @dataclass(frozen=True)
@@ -164,90 +150,78 @@ class LogProbsJob(Job):
 
     def plain(self, inputs: Inputs) -> Tensor:
         """The reference log-probabilities."""
-        logits = inputs.distribution().sample(inputs.z) / inputs.temperature
-        if self.link == "softmax":
-            return reference.mean_softmax(logits)
-        return torch.stack(reference.mean_sigmoid(logits))
+        distribution, z = inputs.distribution_and_normals()
+        logits = distribution.sample(z) / inputs.temperature
+        return mean_softmax(logits) if self.link == "softmax" else torch.stack(mean_sigmoid(logits))
 
 
 @dataclass(frozen=True)
 class NormaliserJob(Job):
-    """log Σ_k exp(u_k) of every sample, [B, S].
+    """log Σ_k exp(u_k) of every sample, [B, S]."""
 
-    Attributes:
-        left_out: [B], a class of each example that does not count, or −1; None for all classes.
-    """
-
-    left_out: Tensor | None
+    excluded: Tensor | None  # [B], a class of each example that does not count, or −1
 
     def forward(self, evaluation: Evaluation) -> Tensor:
         """The normalisers."""
-        return evaluation.log_normalisers(self.left_out)
+        return evaluation.log_normalisers(self.excluded)
 
     def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
         """Go through the blocks again."""
-        evaluation.log_normalisers_backward(output, gradient, self.left_out)
+        evaluation.log_normalisers_backward(output, gradient, self.excluded)
 
     def plain(self, inputs: Inputs) -> Tensor:
         """The reference normalisers."""
         return reference.mc_log_normalisers(
-            inputs.distribution(), inputs.z, temperature=inputs.temperature, left_out=self.left_out
+            *inputs.distribution_and_normals(), temperature=inputs.temperature, excluded=self.excluded
         )
 
 
 class Fused(torch.autograd.Function):
-    """A job as a function of its tensors, in the order of `GRADIENTS`."""
+    """A job as a function of its tensors."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: Tensor | None) -> Tensor:
-        """The job's result."""
-        needed = frozenset(name for name, need in zip(GRADIENTS, ctx.needs_input_grad[1:], strict=True) if need)
-        ctx.job, ctx.needed, ctx.gradients = job, needed, None
-        detached = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-        if job.eager and needed:
-            with _plain_precision(job):
+    def forward(ctx: Any, job: Job, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        """Return the job's result for tensors of these names."""
+        needed = frozenset(name for name, need in zip(names, ctx.needs_input_grad[2:], strict=True) if need)
+        ctx.job, ctx.names, ctx.needed, ctx.gradients = job, names, needed, None
+        detached = {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
+        if job.scalar and needed:
+            with job.plain_precision():
                 evaluation = job.evaluation(detached, needed)
                 output = job.forward(evaluation)
             ctx.gradients = evaluation.gradients
         else:
             output = job.result(detached)
-        ctx.save_for_backward(*tensors, None if job.eager else output)
+        ctx.save_for_backward(*tensors, None if job.scalar else output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the tensors."""
+        """Return gradients of the tensors."""
         (gradient,) = gradients
-        *tensors, output = ctx.saved_tensors
+        *saved, output = ctx.saved_tensors
         job: Job = ctx.job
+        tensors = dict(zip(ctx.names, saved, strict=True))
         if torch.is_grad_enabled():  # create_graph=True: somebody will differentiate this again
-            return None, *_differentiable_gradients(job, tuple(tensors), gradient, ctx.needs_input_grad[1:])
+            return None, None, *_differentiable_gradients(job, tensors, gradient, ctx.needs_input_grad[2:])
         formed = ctx.gradients
         if formed is not None:
             ctx.gradients = None  # scaled in place, so good for one time
-            return None, *formed.finished(gradient)
-        detached = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-        with _plain_precision(job):
-            evaluation = job.evaluation(detached, ctx.needed)
-            if job.eager:  # a second time through the same graph
-                job.backward(evaluation, gradient, gradient)
-            else:
-                job.backward(evaluation, output, gradient)
-        return None, *evaluation.gradients.finished()
-
-
-def _plain_precision(job: Job) -> Any:
-    """The job has chosen the precision of its products: autocast must not choose again."""
-    return without_autocast(job.inputs.temperature.device)
+            return None, None, *formed.finished(gradient)
+        with job.plain_precision():
+            evaluation = job.evaluation({name: tensor.detach() for name, tensor in tensors.items()}, ctx.needed)
+            # A job that formed its gradients is asked for them a second time, through the same graph.
+            job.backward(evaluation, gradient if job.scalar else output, gradient)
+        return None, None, *evaluation.gradients.finished()
 
 
 def _differentiable_gradients(
-    job: Job, tensors: tuple[Tensor | None, ...], gradient: Tensor, needs: tuple[bool, ...]
+    job: Job, tensors: dict[str, Tensor], gradient: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients by the reference evaluation, themselves differentiable; in wide precision, since under autocast the
-    features are narrower than the parameters."""
-    with _plain_precision(job):
+    """Return gradients by the reference evaluation, themselves differentiable; in wide precision, since under autocast
+    the features are narrower than the parameters."""
+    with job.plain_precision():
         output = job.plain(job.inputs.with_tensors(tensors).widened())
-    wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need and tensor is not None]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need else None for need in needs)
+    needed = [tensor for tensor, need in zip(tensors.values(), needs, strict=True) if need]
+    gradients = iter(torch.autograd.grad(output, needed, gradient, create_graph=True, allow_unused=True))
+    return tuple(next(gradients) if need else None for need in needs)

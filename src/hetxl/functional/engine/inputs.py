@@ -1,208 +1,218 @@
-"""What one evaluation starts from: the tensors of a logit distribution, flattened to one batch dimension, and the order
-in which they pass through autograd."""
+"""What one evaluation starts from: the tensors of a logit distribution, flattened to one batch dimension. The mean
+logits have one small type for each kind of classifier; noise comes with its lift."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hetxl.functional.distribution import Affine, LogitDistribution
-from hetxl.functional.lifts import HashLift, IdentityLift, LinearLift
-from hetxl.functional.noise import GaussianNoise, Residual
+from hetxl.functional.lifts import ClassifierLift, LinearLift
+from hetxl.functional.noise import GaussianNoise
 
-LiftKind = Literal["none", "identity", "hash", "classifier", "projection"]
+Part = TypeVar("Part", bound=Any)
+TensorOrNone = TypeVar("TensorOrNone", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """The tensors of a `LogitDistribution` and its normals. Everything that may need a gradient is here by itself.
+class LinearMean:
+    """Mean logits W φ + b."""
 
-    Attributes:
-        features: [B, D]
-        weight: W, [K, D]; None when the mean logits are given.
-        bias: [K] or None
-        mean: [B, K], the mean logits of a classifier that is not linear; None otherwise.
-        factors: [R, N] or [B, R, N] or None
-        scale: [B, N] or None
-        residual: [B, N] or None
-        projection: W′, [K, N], for lift "projection".
-        temperature: τ, a float32 or float64 scalar.
-        z: [B, S, Q]; None without noise.
-        buckets: [K], for lift "hash".
-        residual_kind: "rank1" or "diagonal".
-        lift: how noise reaches the logits.
-    """
-
-    features: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    mean: Tensor | None
-    factors: Tensor | None
-    scale: Tensor | None
-    residual: Tensor | None
-    projection: Tensor | None
-    temperature: Tensor
-    z: Tensor | None
-    buckets: Tensor | None
-    residual_kind: Residual
-    lift: LiftKind
+    features: Tensor  # φ, [B, D]
+    weight: Tensor  # W, [K, D]
+    bias: Tensor | None  # b, [K]
 
     @property
-    def batch(self) -> int:
-        """B."""
-        first = self.mean if self.features is None else self.features
-        assert first is not None
-        return first.shape[0]
+    def first(self) -> Tensor:
+        """[B, D], the tensor that says the batch, the width, the precision and the device."""
+        return self.features
 
     @property
     def num_classes(self) -> int:
         """K."""
-        if self.weight is not None:
-            return self.weight.shape[0]
-        assert self.mean is not None
-        return self.mean.shape[1]
+        return self.weight.shape[0]
+
+    def of_examples(self, examples: slice | Tensor) -> "LinearMean":
+        """Return the mean logits of some of the examples."""
+        return replace(self, features=self.features[examples])
+
+
+@dataclass(frozen=True)
+class GivenMean:
+    """Mean logits of a classifier that is not linear."""
+
+    mean: Tensor  # [B, K]
 
     @property
-    def noise(self) -> GaussianNoise | None:
-        """The Gaussian in noise space."""
-        if self.lift == "none":
-            return None
-        return GaussianNoise(self.factors, self.scale, self.residual, self.residual_kind)
+    def first(self) -> Tensor:
+        """[B, K], as above."""
+        return self.mean
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.mean.shape[1]
+
+    def of_examples(self, examples: slice | Tensor) -> "GivenMean":
+        """Return the mean logits of some of the examples."""
+        return GivenMean(self.mean[examples])
+
+
+@dataclass(frozen=True)
+class NoiseInput:
+    """Noise, its normals and how it reaches the logits."""
+
+    gaussian: GaussianNoise  # with parts [B, …] or factors [R, N] that all examples share
+    z: Tensor | None  # [B, S, Q] standard normals; None for evaluations without samples
+    lift: Any  # a `Lift`; that of kind "classifier" has the W of the mean logits
+
+    @property
+    def normals(self) -> Tensor:
+        """z, for evaluations that sample."""
+        assert self.z is not None
+        return self.z
+
+    def of_examples(self, examples: slice | Tensor) -> "NoiseInput":
+        """Return the noise of some of the examples."""
+        z = None if self.z is None else self.z[examples]
+        return replace(self, gaussian=self.gaussian.of_examples(examples), z=z)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a `LogitDistribution` and its normals."""
+
+    mean: LinearMean | GivenMean
+    noise: NoiseInput | None  # None for a deterministic classifier
+    temperature: Tensor  # τ, a float32 or float64 scalar
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.mean.first.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.mean.num_classes
 
     @property
     def noise_features(self) -> int:
         """N; 0 without noise."""
-        for tensor in (self.residual, self.factors):
-            if tensor is not None:
-                return tensor.shape[-1]
-        return 0
+        return 0 if self.noise is None else self.noise.gaussian.features
+
+    @property
+    def noise_size(self) -> int:
+        """Q; 0 without noise."""
+        return 0 if self.noise is None else self.noise.gaussian.size
 
     @property
     def samples(self) -> int:
         """S; 1 without noise."""
-        return 1 if self.z is None else self.z.shape[1]
+        return 1 if self.noise is None or self.noise.z is None else self.noise.z.shape[1]
 
     @property
     def wide(self) -> torch.dtype:
         """The precision of all sums: float64 for float64, float32 for anything narrower."""
-        first = self.mean if self.features is None else self.features
-        assert first is not None
-        return torch.float64 if first.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.mean.first.dtype == torch.float64 else torch.float32
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The differentiable tensors, in the order of `GRADIENTS`."""
-        return tuple(getattr(self, name) for name in GRADIENTS)
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that may need a gradient, by name."""
+        noise: list[Any] = [] if self.noise is None else [self.noise.gaussian]
+        named = {field.name: getattr(part, field.name) for part in (self.mean, *noise) for field in fields(part)}
+        named |= {"temperature": self.temperature}
+        if self.noise is not None and self.noise.lift.kind == "projection":
+            named["projection"] = self.noise.lift.weight
+        return {name: named[name] for name in DIFFERENTIABLE if named.get(name) is not None}
 
-    def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> "Inputs":
-        """The same evaluation with other differentiable tensors."""
-        return replace(self, **dict(zip(GRADIENTS, tensors, strict=True)))
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
+        """Return the same evaluation with other tensors in the place of those named."""
+        noise = self.noise
+        if noise is not None:
+            lift = noise.lift
+            if lift.kind == "projection" and "projection" in tensors:
+                lift = LinearLift(tensors["projection"])
+            elif lift.kind == "classifier" and "weight" in tensors:
+                lift = ClassifierLift(tensors["weight"])
+            noise = NoiseInput(_replaced(noise.gaussian, tensors), tensors.get("z", noise.z), lift)
+        return Inputs(_replaced(self.mean, tensors), noise, tensors.get("temperature", self.temperature))
 
     def widened(self) -> "Inputs":
-        """The same evaluation with all tensors in the precision of the sums."""
-        tensors = {name: getattr(self, name) for name in (*GRADIENTS, "z")}
-        return replace(self, **{name: value.to(self.wide) for name, value in tensors.items() if value is not None})
+        """Return the same evaluation with all tensors in the precision of the sums."""
+        tensors = self.tensors()
+        if self.noise is not None and self.noise.z is not None:
+            tensors["z"] = self.noise.z
+        return self.with_tensors({name: value.to(self.wide) for name, value in tensors.items()})
 
     def of_examples(self, examples: slice | Tensor) -> "Inputs":
-        """The same evaluation for some of the examples."""
+        """Return the same evaluation for some of the examples."""
+        noise = None if self.noise is None else self.noise.of_examples(examples)
+        return Inputs(self.mean.of_examples(examples), noise, self.temperature)
 
-        def part(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[examples]
+    def product_precision(self) -> torch.dtype:
+        """Return the precision of matrix products: autocast's, or that of the classifier."""
+        own = self.mean.weight.dtype if isinstance(self.mean, LinearMean) else self.mean.mean.dtype
+        device = self.temperature.device.type
+        # float64 is left alone by autocast, as torch's own products do.
+        if own != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return own
 
-        shared = self.factors is not None and self.factors.dim() == 2
-        return replace(
-            self,
-            features=part(self.features),
-            mean=part(self.mean),
-            factors=self.factors if shared else part(self.factors),
-            scale=part(self.scale),
-            residual=part(self.residual),
-            z=part(self.z),
-        )
-
-    def distribution(self) -> LogitDistribution:
-        """These inputs as a LogitDistribution again, for the reference evaluation."""
-        features = self.features
-        if self.weight is not None:
-            classifier = Affine(self.weight, self.bias)
+    def distribution_and_normals(self) -> tuple[LogitDistribution, Tensor | None]:
+        """Return these inputs as a `LogitDistribution` and z again, for the reference evaluation."""
+        if isinstance(self.mean, GivenMean):
+            features, classifier = self.mean.mean, lambda values: values
         else:
-            mean = self.mean
-            assert mean is not None
-            features = mean
-            classifier = _identity
-        assert features is not None
-        lift = None
-        if self.lift == "identity":
-            lift = IdentityLift()
-        elif self.lift == "hash":
-            assert self.buckets is not None
-            lift = HashLift(self.buckets)
-        elif self.lift in ("classifier", "projection"):
-            weight = self.weight if self.lift == "classifier" else self.projection
-            assert weight is not None
-            lift = LinearLift(weight)
-        return LogitDistribution(features, classifier, self.noise, lift)
+            features, classifier = self.mean.features, Affine(self.mean.weight, self.mean.bias)
+        if self.noise is None:
+            return LogitDistribution(features, classifier), None
+        return LogitDistribution(features, classifier, self.noise.gaussian, self.noise.lift), self.noise.z
 
 
-GRADIENTS = tuple(field.name for field in fields(Inputs))[: len(fields(Inputs)) - 4]
-"""features … temperature: what an evaluation gives gradients for."""
+DIFFERENTIABLE = ("features", "weight", "bias", "mean", "factors", "scale", "residual", "projection", "temperature")
+"""What an evaluation gives gradients for, where it is a part of the inputs."""
 
 
-def _identity(values: Tensor) -> Tensor:
-    return values
+def _replaced(part: Part, tensors: Mapping[str, Tensor]) -> Part:
+    """Return a dataclass with those of its fields replaced that are named."""
+    return replace(part, **{field.name: tensors[field.name] for field in fields(part) if field.name in tensors})
 
 
 def batch_shape_of(distribution: LogitDistribution, z: Tensor | None) -> torch.Size:
-    """[...] of the result: that of the features, against which the normals' may be broadcast."""
+    """Return [...] of the result: that of the features, against which the normals' may be broadcast."""
     shape = distribution.features.shape[:-1]
     return shape if z is None else torch.broadcast_shapes(shape, z.shape[:-2])
 
 
 def gather_inputs(distribution: LogitDistribution, z: Tensor | None, temperature: Tensor | float) -> Inputs:
-    """Take a distribution [..., K] apart and flatten its batch; the classifier must be linear where noise goes through
-    it."""
-    features = distribution.features
-    batch_shape = batch_shape_of(distribution, z)
-    batch = batch_shape.numel()
-
-    def flat(values: Tensor | None) -> Tensor | None:
-        """[..., X] → [B, X]"""
-        return None if values is None else values.expand(*batch_shape, -1).reshape(batch, values.shape[-1])
-
-    weight = bias = mean = factors = scale = residual = projection = buckets = None
+    """Flatten the batch of a distribution [..., K]; the classifier must be linear where noise goes through it."""
+    features, batch_shape = distribution.features, batch_shape_of(distribution, z)
     if isinstance(distribution.classifier, Affine):
         weight, bias = distribution.classifier.weight, distribution.classifier.bias
+        mean = LinearMean(flat_batch(features, batch_shape, 1), weight, bias)
     else:
-        mean = flat(distribution.mean)
-    noise, lift = distribution.noise, distribution.lift
-    kind: LiftKind = "none"
-    residual_kind: Residual = "rank1"
-    if noise is not None:
-        kind = "identity"
-        if isinstance(lift, HashLift):
-            kind, buckets = "hash", lift.buckets
-        elif isinstance(lift, LinearLift):
-            kind = "classifier" if lift.weight is weight else "projection"
-            projection = None if kind == "classifier" else lift.weight
-        factors = noise.factors
-        if factors is not None and factors.dim() > 2:
-            factors = factors.expand(*batch_shape, -1, -1).reshape(batch, *factors.shape[-2:])
-        scale, residual, residual_kind = flat(noise.scale), flat(noise.residual), noise.residual_kind
-        if z is not None:
-            z = z.expand(*batch_shape, *z.shape[-2:]).reshape(batch, *z.shape[-2:])
+        mean = GivenMean(flat_batch(distribution.mean, batch_shape, 1))
+    noise = None
+    if distribution.noise is not None and distribution.lift is not None:
+        gaussian = flat_noise(distribution.noise, batch_shape)
+        noise = NoiseInput(gaussian, flat_batch(z, batch_shape, 2), distribution.lift)
     wide = torch.float64 if features.dtype == torch.float64 else torch.float32
-    return Inputs(
-        features=flat(features) if mean is None else None,
-        weight=weight,
-        bias=bias,
-        mean=mean,
-        factors=factors,
-        scale=scale,
-        residual=residual,
-        projection=projection,
-        temperature=torch.as_tensor(temperature, dtype=wide, device=features.device),
-        z=z if kind != "none" else None,
-        buckets=buckets,
-        residual_kind=residual_kind,
-        lift=kind,
-    )
+    return Inputs(mean, noise, torch.as_tensor(temperature, dtype=wide, device=features.device))
+
+
+def flat_batch(values: TensorOrNone, shape: torch.Size, trailing: int) -> TensorOrNone:
+    """Return values [..., X] (`trailing` 1) or [..., X, Y] (2) as [B, X] or [B, X, Y]."""
+    if values is None:
+        return values
+    own = values.shape[-trailing:]
+    return values.expand(*shape, *own).reshape(shape.numel(), *own)
+
+
+def flat_noise(noise: GaussianNoise, shape: torch.Size) -> GaussianNoise:
+    """Return the Gaussians of a batch [...] as those of [B]; factors that all examples share stay shared."""
+    shared = noise.factors is not None and noise.factors.dim() == 2
+    factors = noise.factors if shared else flat_batch(noise.factors, shape, 2)
+    scale, residual = (flat_batch(part, shape, 1) for part in (noise.scale, noise.residual))
+    return GaussianNoise(factors, scale, residual, noise.residual_kind)

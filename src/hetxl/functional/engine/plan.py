@@ -1,13 +1,15 @@
-"""How an evaluation is cut into blocks, chosen from its sizes before it starts."""
+"""How an evaluation is done, settled before it starts: by which implementation, and cut into which blocks."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
-from hetxl.functional._checks import integer_at_least, one_of
-from hetxl.functional.distribution import ORDERS, Order
-from hetxl.functional.links import Link
+from hetxl._checks import integer_at_least, one_of
+from hetxl.functional.distribution import ORDERS, LogitDistribution, Order
+from hetxl.functional.engine.inputs import Inputs
+from hetxl.registry import Link
 
 DEFAULT_BUDGET = 448 * 2**20
 """Bytes for the engine's working memory: blocks of rows, their gradients and the sampled logits."""
@@ -15,10 +17,31 @@ DEFAULT_BUDGET = 448 * 2**20
 CACHED_LOGITS = 2**21
 """Sampled logits worked on at a time: few enough to stay in a processor's cache from one operation to the next."""
 
-GROUPED_ROWS = 512
-"""Rows that make a product with W efficient; more at a time gain nothing."""
+GROUPED_ROWS = 512  # rows that make a product with W efficient; more at a time gain nothing
 
 LiftCost = Literal["product", "copy"]
+Impl = Literal["auto", "blocked", "reference"]
+IMPLS: tuple[Impl, ...] = get_args(Impl)
+
+
+def choose_impl(impl: Impl, distribution: LogitDistribution, z: Tensor | None) -> Impl:
+    """Return the implementation of an evaluation, "blocked" or "reference"; another, for a GPU, would be chosen here.
+
+    "auto" takes the blocks wherever they cover the case, and the reference otherwise; the others force one.
+    """
+    one_of("impl", impl, IMPLS)
+    if impl == "reference":
+        return "reference"
+    uncovered = ""
+    if distribution.opaque:
+        uncovered = "noise through a classifier that is not linear"
+    elif z is not None and z.requires_grad:
+        uncovered = "normals that require a gradient"
+    elif torch.compiler.is_exporting():
+        uncovered = "graphs that are being exported, which must hold plain operations"
+    if uncovered and impl == "blocked":
+        raise ValueError(f'impl="blocked" does not cover {uncovered}; use impl="auto" or impl="reference"')
+    return "reference" if uncovered else "blocked"
 
 
 @dataclass(frozen=True)
@@ -120,26 +143,25 @@ def plan(
     flops = 2 * ((2 + blocks.passes) * products)
     if order == "factors" or lift == "copy":
         flops += 2 * (1 + blocks.passes) * batch * mixing
-    return Plan(
-        order=order,
-        rows=rows,
-        batch_block=blocks.batch,
-        group=blocks.group,
-        sample_block=blocks.samples,
-        class_block=blocks.classes,
-        passes=blocks.passes,
-        flops=flops,
-        bytes=blocks.bytes,
-        budget=budget,
-        sizes={"B": batch, "D": in_features, "K": num_classes, "N": noise_features, "Q": size, "S": num_samples},
-    )
+    sizes = {"B": batch, "D": in_features, "K": num_classes, "N": noise_features, "Q": size, "S": num_samples}
+    return Plan(order, rows, flops=flops, budget=budget, sizes=sizes, **blocks._asdict())
+
+
+def plan_for(inputs: Inputs, link: Link, order: Order | None = None, memory_budget: int | None = None) -> Plan:
+    """Return the plan for given inputs."""
+    first, noise = inputs.mean.first, (inputs.noise_features, inputs.noise_size, inputs.samples)
+    copied = inputs.noise is not None and inputs.noise.lift.kind in ("identity", "hash")
+    lift: LiftCost = "copy" if copied else "product"
+    options = {"lift": lift, "link": link, "order": order, "memory_budget": memory_budget}
+    sizes = (inputs.batch, first.shape[-1], inputs.num_classes, *noise)
+    return plan(*sizes, dtype=first.dtype, device=first.device, **options)
 
 
 class _Blocks(NamedTuple):
-    batch: int
+    batch_block: int
     group: int
-    samples: int
-    classes: int
+    sample_block: int
+    class_block: int
     passes: int
     bytes: int
 
@@ -154,9 +176,10 @@ def _blocks(
         # The rows are the sampled logits: all of an example's at once, and worked on in place.
         column = width * rows * (2 if link == "sigmoid" else 1)  # bytes for one class of one example
         fitting = budget // (column * classes)
-        wanted = min(batch, max(by_rows, CACHED_LOGITS // (classes * rows)))
-        if fitting >= min(wanted, -(-64 // rows)):  # fewer than 64 rows at a time would leave W's bandwidth the limit
-            block = max(1, min(wanted, fitting))
+        worthwhile = min(batch, max(by_rows, CACHED_LOGITS // (classes * rows)))
+        # Fewer than 64 rows at a time would leave W's bandwidth the limit.
+        if fitting >= min(worthwhile, -(-64 // rows)):
+            block = max(1, min(worthwhile, fitting))
             return _Blocks(block, block, samples, classes, 1, column * classes * block)
         class_block = min(classes, max(1, budget // (column * by_rows)))
         passes = 1 if link == "sigmoid" else 2

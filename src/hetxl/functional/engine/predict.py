@@ -7,32 +7,16 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
-from hetxl.functional._compile import not_compiled
-from hetxl.functional.approximations import APPROXIMATIONS, approximate_log_probs
-from hetxl.functional.distribution import LogitDistribution, Order, choose_order
-from hetxl.functional.engine.evaluate import Evaluation, mixing_of
-from hetxl.functional.engine.gradients import Gradients
+from hetxl.functional._torch import not_compiled, slices
+from hetxl.functional.distribution import LogitDistribution, Order
+from hetxl.functional.engine import top_k as pruning
+from hetxl.functional.engine.blocked import Evaluation, mixing_of
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
-from hetxl.functional.engine.plan import DEFAULT_BUDGET
-from hetxl.functional.engine.prune import (
-    PILOTS,
-    SURPRISE,
-    Candidates,
-    Pilots,
-    bytes_for,
-    choose_candidates,
-    class_slices,
-    label_entropies_outside,
-    pilot_samples,
-    prunable,
-    sampled_with_others,
-    sizes_for,
-    weigh_exactly,
-)
-from hetxl.functional.engine.rows import row_block
-from hetxl.functional.engine.setup import fusable, plan_for, product_precision
+from hetxl.functional.engine.logit_rows import Context, row_block
+from hetxl.functional.engine.plan import DEFAULT_BUDGET, Impl, choose_impl, plan_for
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
-from hetxl.functional.links import Link, sigmoid_entropy, softmax_entropy
+from hetxl.functional.links import APPROXIMATIONS, approximate_log_probs, sigmoid_entropy, softmax_entropy
+from hetxl.registry import Link
 
 METHODS = ("mc", "deterministic", *APPROXIMATIONS)
 
@@ -71,33 +55,25 @@ def mc_predict(
     tolerance: float = TOLERANCE,
     order: Order | None = None,
     memory_budget: int | None = None,
+    impl: Impl = "auto",
 ) -> Summary:
     """Averaged probabilities, all or the top ones, with entropies; without gradients.
 
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return probs.topk(top_k)
 
-    Args:
-        distribution: over the logits, [..., K].
-        z: [..., S, Q] or [S, Q] standard normals; None without noise or samples.
-        temperature: τ
-        link: "softmax" or "sigmoid"
-        method: "mc", "deterministic", or one of `hetxl.functional.approximations`.
+    Args beside those of `mc_log_probs`:
+        method: "mc", "deterministic", or one of `hetxl.functional.APPROXIMATIONS`.
         top_k: only the k most probable classes.
         tolerance: with top_k, how far off their probabilities may be, by estimate, to save work; 0 samples every class.
-        order: "samples" or "factors" to force one.
-        memory_budget: bytes of working memory, see `plan`.
     """
     if method == "deterministic" or distribution.noise is None:
         distribution, z, method = distribution.without_noise(), None, "mc"
     shape = batch_shape_of(distribution, z)
-    if not fusable(distribution, z) or shape.numel() == 0:
-        order = order or choose_order(distribution, 1 if z is None else z.shape[-2])
+    if choose_impl(impl, distribution, z) == "reference" or shape.numel() == 0:
         return _plain(distribution, z, temperature, link, method, top_k, order)
     inputs = gather_inputs(distribution, z, temperature)
-    parts = list(_chunks(inputs, link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET))
-
-    return joined(parts, shape)
+    return joined(list(_chunks(inputs, link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET)), shape)
 
 
 def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
@@ -117,7 +93,7 @@ def _plain(
     link: Link,
     method: str,
     top_k: int | None,
-    order: Order,
+    order: Order | None,
 ) -> Summary:
     """The reference evaluation, for what the blocks do not cover."""
     if method == "mc":
@@ -128,52 +104,41 @@ def _plain(
         mean, factors = distribution.mean / temperature, distribution.factors / temperature
         log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
         expected = entropy
-    indices = None
-    if top_k is not None:
-        log_probs, indices = log_probs.topk(top_k)
+    log_probs, indices = (log_probs, None) if top_k is None else log_probs.topk(top_k)
     return Summary(log_probs, indices, entropy, expected, None)
 
 
 def _chunks(
-    inputs: Inputs,
-    link: Link,
-    method: str,
-    top_k: int | None,
-    tolerance: float,
-    order: Order | None,
-    budget: int,
+    inputs: Inputs, link: Link, method: str, top_k: int | None, tolerance: float, order: Order | None, budget: int
 ) -> Iterator[tuple[Any, ...]]:
     """The batch in chunks, so that with top_k no [B, K] tensor exists: the five columns of a `Summary` for each."""
-    pruning = method == "mc" and top_k is not None and tolerance > 0 and prunable(inputs, top_k, budget)
-    each = bytes_for(inputs) if pruning else 16 * inputs.num_classes
-    size = max(1, min(inputs.batch, 8 if pruning else 64, budget // (2 * each)))
-    scratch = Scratch.for_examples(inputs, size) if pruning else None
-    for start in range(0, inputs.batch, size):
-        chunk = inputs.of_examples(slice(start, start + size))
-        if scratch is not None and top_k is not None:
+    prunes = method == "mc" and top_k is not None and tolerance > 0 and pruning.prunable(inputs, top_k, budget)
+    each = pruning.bytes_for(inputs) if prunes else 16 * inputs.num_classes
+    size = max(1, min(inputs.batch, 8 if prunes else 64, budget // (2 * each)))
+    # Memory that all chunks share, of rows [n, K, P] and pilots: pages that are new cost more than the work on them.
+    widths = (inputs.noise_size + 1, pruning.PILOTS) if prunes else ()
+    scratch = [inputs.temperature.new_empty(size, inputs.num_classes, width) for width in widths]
+    for chunk in map(inputs.of_examples, slices(inputs.batch, size)):
+        if prunes and top_k is not None:
             yield _pruned(chunk, link, top_k, tolerance, order, budget, scratch)
             continue
-        log_probs, entropy, expected = _whole(chunk, link, method, order, budget)
-        if top_k is None:
-            yield log_probs, None, entropy, expected, None
-        else:
-            values, indices = log_probs.topk(top_k)
-            yield values, indices, entropy, expected, None
+        log_probs, *entropies = _whole(chunk, link, method, order, budget)
+        yield *((log_probs, None) if top_k is None else log_probs.topk(top_k)), *entropies, None
 
 
 def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget: int) -> tuple[Tensor, Tensor, Tensor]:
     """log p̄ [n, K], entropy [n] and expected entropy [n] of all classes."""
-    products = product_precision(inputs)
+    products = inputs.product_precision()
     if method != "mc":
         plan = plan_for(inputs, link, "factors", budget)
         log_p = inputs.temperature.new_empty(inputs.batch, inputs.num_classes)
         entropy = inputs.temperature.new_empty(inputs.batch)
-        for start in range(0, inputs.batch, plan.batch_block):
-            examples = slice(start, min(start + plan.batch_block, inputs.batch))
-            block = row_block(inputs, examples, "factors", products, Gradients(inputs, frozenset()))
-            rows = block.lift(slice(0, inputs.num_classes)).div_(inputs.temperature).permute(1, 2, 0)  # [n, P, K]
-            found = approximate_log_probs(method, rows[:, 0], rows[:, 1:], link)
-            log_p[examples], entropy[examples] = _with_entropy(*found)
+        context = Context.of(inputs, "factors", products)
+        for examples in slices(inputs.batch, plan.batch_block):
+            lifted = row_block(context, examples).lift(slice(0, inputs.num_classes))
+            rows = lifted.div_(inputs.temperature).permute(1, 2, 0)  # [n, P, K]
+            averages = approximate_log_probs(method, rows[:, 0], rows[:, 1:], link)
+            log_p[examples], entropy[examples] = _with_entropy(*averages)
         return log_p, entropy, entropy
     evaluation = Evaluation(inputs, plan_for(inputs, link, order, budget), products)
     if link == "softmax":
@@ -193,55 +158,36 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
     return log_p, sigmoid_entropy(log_p, log_not_p), expected
 
 
-class Scratch(NamedTuple):
-    """Memory that all chunks of a pruned prediction share: pages that are new cost more than the work on them.
-
-    Attributes:
-        rows: of all classes, [n, K, P].
-        pilots: their sampled logits, [n, K, pilots].
-    """
-
-    rows: Tensor
-    pilots: Tensor
-
-    @staticmethod
-    def for_examples(inputs: Inputs, count: int) -> "Scratch":
-        """For chunks of at most so many examples."""
-        assert inputs.noise is not None
-        columns = inputs.noise.size + 1, PILOTS
-        return Scratch(*(inputs.temperature.new_empty(count, inputs.num_classes, width) for width in columns))
-
-
 def _pruned(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int, scratch: Scratch
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int, scratch: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The top classes of a chunk: from few candidates, from more where those do not do, or else from all classes."""
     examples = slice(0, inputs.batch)
-    block = row_block(inputs, examples, "factors", product_precision(inputs), Gradients(inputs, frozenset()))
-    rows = scratch.rows[examples]
-    for classes in class_slices(inputs.num_classes):
+    block = row_block(Context.of(inputs, "factors", inputs.product_precision()), examples)
+    rows, pilot_logits = (memory[examples] for memory in scratch)
+    for classes in slices(inputs.num_classes, pruning.SLICE):
         rows[:, classes] = block.lift(classes).transpose(0, 1)
     mixing = mixing_of(inputs, examples)
-    pilots = pilot_samples(rows, mixing, link, scratch.pilots[examples])
+    pilots = pruning.pilot_samples(rows, mixing, link, pilot_logits)
     waiting = torch.arange(inputs.batch, device=rows.device)
     columns = [rows.new_empty(inputs.batch, top_k), waiting.new_empty(inputs.batch, top_k)]
     columns += [rows.new_zeros(inputs.batch) for _ in range(3)]
-    for size in sizes_for(inputs.num_classes, top_k):
-        if len(waiting) == inputs.batch:  # the first time round nothing is copied
-            found = choose_candidates(rows, mixing, pilots, size, top_k, tolerance, link)
-        else:
-            found = choose_candidates(rows[waiting], mixing[waiting], pilots.of(waiting), size, top_k, tolerance, link)
-        done = found.enough.nonzero().flatten()
+    for size in pruning.sizes_for(inputs.num_classes, top_k):
+        some = rows, mixing, pilots
+        if len(waiting) < inputs.batch:  # the first time round nothing is copied
+            some = rows[waiting], mixing[waiting], pilots.of(waiting)
+        candidates = pruning.choose_candidates(*some, size, top_k, tolerance, link)
+        done = candidates.enough.nonzero().flatten()
         if len(done):
-            *result, trusted = _among(rows, mixing, pilots, found, waiting[done], done, link, top_k, tolerance)
+            *result, trusted = _among(rows, mixing, pilots, candidates, waiting[done], done, top_k, tolerance)
             done = done[trusted]
             for column, values in zip(columns, result, strict=True):
                 column[waiting[done]] = values[trusted]
-        left = torch.ones_like(found.enough).index_fill_(0, done, False)
+        left = torch.ones_like(candidates.enough).index_fill_(0, done, False)
         waiting = waiting[left]
         if not len(waiting):
             break
-    if len(waiting):
+    else:
         log_probs, entropy, expected = _whole(inputs.of_examples(waiting), link, "mc", order, budget)
         for column, values in zip(columns, (*log_probs.topk(top_k), entropy, expected), strict=False):
             column[waiting] = values
@@ -251,40 +197,36 @@ def _pruned(
 def _among(
     rows: Tensor,
     mixing: Tensor,
-    pilots: Pilots,
-    found: Candidates,
-    place: Tensor,
-    which: Tensor,
-    link: Link,
+    pilots: pruning.Pilots,
+    candidates: pruning.Candidates,
+    examples: Tensor,  # places in the chunk
+    which: Tensor,  # rows of the candidates
     top_k: int,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of examples among their candidates, and whether they are to be trusted.
-
-    `place` is where the examples are in the chunk, `which` of those found they are.
-    """
-    classes = found.classes[which]  # [n, C]
-    if len(place) < len(rows):  # all of them need no copy
-        rows, mixing = rows[place], mixing[place]
+    """The top classes of examples among their candidates, and whether they are to be trusted."""
+    classes = candidates.classes[which]  # [n, C]
+    if len(examples) < len(rows):  # all of them need no copy
+        rows, mixing = rows[examples], mixing[examples]
     few = rows.gather(1, classes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))  # [n, C, P]
     logits = torch.bmm(few, mixing.mT)  # [n, C, S]
-    if found.weight is not None:
-        log_probs, expected, left_out, wrong = sampled_with_others(
+    if candidates.weight is not None:
+        log_probs, expected, left_out, wrong = pruning.sampled_with_others(
             logits,
-            found.weight[which],
+            candidates.weight[which],
             top_k,
-            lambda samples: weigh_exactly(rows, mixing, classes, samples),
+            lambda samples: pruning.weigh_exactly(rows, mixing, classes, samples),
         )
         # The others are not one class, but as many as their spread says.
-        more = left_out * (found.spread[which] - left_out.clamp(min=1e-30).log())
+        more = left_out * (candidates.spread[which] - left_out.clamp(min=1e-30).log())
         entropy = softmax_entropy(log_probs) + more
-        expected = expected + left_out * found.spread[which]
-        trusted = wrong <= SURPRISE * tolerance
+        expected = expected + left_out * candidates.spread[which]
+        trusted = wrong <= pruning.SURPRISE * tolerance
     else:
         means = mean_sigmoid_rows(logits, False, entropy=True)
         assert means.entropy is not None
-        log_probs, left_out = means.log_p, found.left_out[which]
-        entropy, expected = label_entropies_outside(pilots.weights[place], classes)
+        log_probs, left_out = means.log_p, candidates.left_out[which]
+        entropy, expected = pruning.label_entropies_outside(pilots.weights[examples], classes)
         entropy = entropy + sigmoid_entropy(means.log_p, means.log_not_p)
         expected = expected + means.entropy.sum(-1)
         trusted = torch.ones_like(left_out, dtype=torch.bool)

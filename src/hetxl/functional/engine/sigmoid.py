@@ -16,38 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LIMIT = 40.0
-"""Beyond this σ(−u) is exp(−u) to the last bit, and samples e⁴⁷ times less likely still count in float32."""
+from hetxl.functional.targets import Targets, known_ids
+
+LIMIT = 40.0  # beyond this σ(−u) is exp(−u) to the last bit, and samples e⁴⁷ times less likely still count in float32
 
 
 class MeanSigmoid(NamedTuple):
-    """What the samples of a class come to, each [...].
+    """What the samples of a class come to, each [...]."""
 
-    Attributes:
-        log_p: log p̄
-        log_not_p: log(1 − p̄)
-        per_p: 1 / Σ σ(u)
-        per_not_p: 1 / Σ σ(−u)
-        entropy: mean over the samples of the entropy of each; None unless asked for.
-    """
-
-    log_p: Tensor
-    log_not_p: Tensor
-    per_p: Tensor
-    per_not_p: Tensor
-    entropy: Tensor | None = None
+    log_p: Tensor  # log p̄
+    log_not_p: Tensor  # log(1 − p̄)
+    per_p: Tensor  # 1 / Σ σ(u)
+    per_not_p: Tensor  # 1 / Σ σ(−u)
+    entropy: Tensor | None = None  # mean over the samples of the entropy of each
 
 
 def mean_sigmoid_rows(logits: Tensor, backward: bool, entropy: bool = False) -> MeanSigmoid:
-    """Means over the samples; with `backward` the logits are overwritten by σ(u) σ(−u).
+    """Means over the samples of logits u [..., S], which are overwritten; with `backward` by σ(u) σ(−u).
 
     When all samples of a class lie beyond ±40 they are shifted to start there, which changes σ(∓u) by a known factor
     and the other one, 1 to the last bit, not at all. Sums over samples then never underflow.
-
-    Args:
-        logits: u, [..., S]; overwritten.
-        backward: whether the gradient is wanted.
-        entropy: whether the mean entropy of the samples is wanted.
     """
     expected = (F.softplus(logits) - logits * logits.sigmoid()).mean(-1) if entropy else None
     up = (logits.amin(-1) - LIMIT).clamp_(min=0)
@@ -59,10 +47,35 @@ def mean_sigmoid_rows(logits: Tensor, backward: bool, entropy: bool = False) -> 
     if backward:
         negative.mul_(positive)
     count = math.log(logits.shape[-1])
-    return MeanSigmoid(
-        sum_positive.log() - count - down,
-        sum_negative.log() - count - up,
-        1 / sum_positive,
-        1 / sum_negative,
-        expected,
-    )
+    log_p, log_not_p = sum_positive.log() - count - down, sum_negative.log() - count - up
+    return MeanSigmoid(log_p, log_not_p, 1 / sum_positive, 1 / sum_negative, expected)
+
+
+class LabelBlocks:
+    """Blocks [k, n] of a label matrix [B, K] that is given dense, as one class id for each example, or as lists."""
+
+    def __init__(self, targets: Targets, like: Tensor):
+        self.dense, self.like = None, like  # the blocks are of like's precision and device
+        if targets.dense is not None:
+            self.dense = targets.dense.reshape(-1, targets.dense.shape[-1])
+        elif targets.ids is not None:
+            self.classes = known_ids(targets.ids).flatten()
+            self.examples = torch.arange(len(self.classes), device=like.device)
+            self.values = torch.ones(len(self.classes), dtype=like.dtype, device=like.device)
+        else:
+            assert targets.lists is not None
+            lists = targets.lists
+            self.classes, self.examples = lists.classes.to(like.device), lists.examples.to(like.device)
+            self.values = (torch.ones(len(self.classes)) if lists.values is None else lists.values).to(like)
+
+    def block(self, examples: slice, classes: slice) -> Tensor:
+        """The labels of some examples for some classes, [k, n]."""
+        if self.dense is not None:
+            return self.dense[examples, classes].T.to(self.like.dtype)
+        count, size = classes.stop - classes.start, examples.stop - examples.start
+        row, column = self.classes - classes.start, self.examples - examples.start
+        hit = (row >= 0) & (row < count) & (column >= 0) & (column < size)
+        out = self.like.new_zeros(count * size)
+        # Entries of other blocks add 0 at place 0: no look at the data, no wait for a device.
+        out.index_add_(0, torch.where(hit, row * size + column, 0), torch.where(hit, self.values, 0.0))
+        return out.clamp_(max=1).view(count, size)

@@ -16,12 +16,8 @@ import math
 import torch
 from torch import Tensor
 
-VECTOR = 32
-"""Columns that a maximum over rows takes at a time: six times faster when their number is a multiple of it."""
-
-
-NEVER = -1e30
-"""A logit that no exponential sees."""
+VECTOR = 32  # columns that a maximum over rows takes at a time: six times faster when their number is a multiple of it
+NEVER = -1e30  # a logit that no exponential sees
 
 
 def exp_columns(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,17 +49,9 @@ def _fold(width: int, classes: int) -> int:
 
 
 class Mixer:
-    """u = M z̃ᵀ for a group of examples and a block of samples, and back, in buffers that are used again.
+    """u = M z̃ᵀ for a group of examples and a block of samples, and back, in buffers that are used again."""
 
-    Args:
-        group: how many examples at most.
-        classes: how many classes at most.
-        rows: P
-        samples: how many samples at most.
-        like: a tensor of the precision and device of the sums.
-    """
-
-    def __init__(self, group: int, classes: int, rows: int, samples: int, like: Tensor):
+    def __init__(self, group: int, classes: int, rows: int, samples: int, like: Tensor):  # the most of each; P rows
         self.logits = like.new_empty(group * classes * samples)
         self.rows = like.new_empty(group, classes, rows)
         self.sums: Tensor | None = None
@@ -85,16 +73,16 @@ class Mixer:
             return out
         return torch.bmm(self.current, mixing.mT, out=out)
 
-    def add(self, logits: Tensor, mixing: Tensor, kept: Tensor | None = None) -> None:
-        """Add logits [g, k, s] @ z̃ [g, s, P] to the gradients, after scaling what is there by `kept` [g]."""
+    def add(self, logits: Tensor, mixing: Tensor, decay: Tensor | None = None) -> None:
+        """Add logits [g, k, s] @ z̃ [g, s, P] to the gradients, after scaling what is there by `decay` [g]."""
         if self.sums is None:
             self.sums = torch.empty_like(self.rows)
         sums = self.sums[: self.current.shape[0], : self.current.shape[1]]
         if self.first:
             torch.bmm(logits, mixing, out=sums)
         else:
-            if kept is not None:
-                sums.mul_(kept.view(-1, 1, 1))
+            if decay is not None:
+                sums.mul_(decay.view(-1, 1, 1))
             if len(sums) == 1:
                 sums[0].addmm_(logits[0], mixing[0])
             else:
@@ -108,21 +96,12 @@ class Mixer:
 
 
 def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, backward: bool) -> tuple[Tensor, Tensor]:
-    """−log p̄[y] of the group a mixer holds, in one pass over the samples; its gradients are left in the mixer.
+    """−log p̄[y] of the group a mixer holds, with the rows of all classes, in one pass over the samples.
 
-        u = mixing @ rows                                        # [g, S, K]
+        u = mixing @ rows                                        # [g, S, K] from z̃ [g, S, P]
         loss = -(logsumexp(log_softmax(u, -1)[y], -1) - log(S))  # [g]
 
-    Args:
-        mixer: with the rows M of all classes.
-        mixing: z̃, [g, S, P]
-        ids: y, [g]
-        sample_block: how many samples at a time.
-        backward: whether gradients are wanted.
-
-    Returns:
-        losses: [g]
-        scale: [g], by which the mixer's gradients are to be multiplied.
+    With `backward` the gradients are left in the mixer; they are to be multiplied by the second result, a scale [g].
     """
     group, samples, width = mixing.shape
     top = mixing.new_full((group,), -math.inf)
@@ -136,12 +115,12 @@ def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, ba
         column_top, column_sum = exp_columns(logits)
         log_p = target - column_top - column_sum.log()  # [g, s]
         new_top = torch.maximum(top, log_p.amax(-1))
-        kept = (top - new_top).exp()
+        decay = (top - new_top).exp()
         share = (log_p - new_top.unsqueeze(-1)).exp()  # w_s, up to its sum
-        total = total * kept + share.sum(-1)
+        total = total * decay + share.sum(-1)
         if backward:
-            mixer.add(logits, part * (share / column_sum).unsqueeze(-1), kept)
-            at_target = at_target * kept.unsqueeze(-1) + (part * share.unsqueeze(-1)).sum(1)
+            mixer.add(logits, part * (share / column_sum).unsqueeze(-1), decay)
+            at_target = at_target * decay.unsqueeze(-1) + (part * share.unsqueeze(-1)).sum(1)
         top = new_top
     if backward:
         subtract_at_targets(mixer.gradient(), ids, at_target)
@@ -152,19 +131,14 @@ def subtract_at_targets(rows: Tensor, ids: Tensor, values: Tensor, start: int = 
     """rows[y − start, i] −= values[i] for every example i whose label lies in the block: [k, g, P], [g], [g, P]."""
     inside = ids - start
     hit = (inside >= 0) & (inside < rows.shape[0])
-    place = (torch.where(hit, inside, 0), torch.arange(len(ids), device=ids.device))
-    rows.index_put_(place, torch.where(hit.unsqueeze(-1), -values, 0.0), accumulate=True)
+    index = (torch.where(hit, inside, 0), torch.arange(len(ids), device=ids.device))
+    rows.index_put_(index, torch.where(hit.unsqueeze(-1), -values, 0.0), accumulate=True)
 
 
-def leave_out(logits: Tensor, classes: Tensor | None, examples: slice, group: slice, block: slice) -> None:
+def exclude(logits: Tensor, classes: Tensor | None, examples: slice, group: slice, block: slice) -> None:
     """Make the logits [g, k, s] of one class of each example so small that it does not count, in place.
 
-    Args:
-        logits: of the examples at `group` within `examples`, for the classes of `block`.
-        classes: [B], or −1; None for nothing to do.
-        examples: a block of the batch.
-        group: of that block.
-        block: of the classes.
+    They are those of the examples at `group` within `examples`, for the classes of `block`; `classes` [B] may be −1.
     """
     if classes is None:
         return
@@ -189,8 +163,8 @@ class Normalisers:
         """
         inside = ids - start
         hit = (inside >= 0) & (inside < logits.shape[1])
-        found = logits[torch.arange(len(ids), device=ids.device), torch.where(hit, inside, 0)]
-        self.target[:, samples] += torch.where(hit.unsqueeze(-1), found, 0.0)
+        at_target = logits[torch.arange(len(ids), device=ids.device), torch.where(hit, inside, 0)]
+        self.target[:, samples] += torch.where(hit.unsqueeze(-1), at_target, 0.0)
         top, total = exp_columns(logits)
         old_top, old_total = self.top[:, samples], self.total[:, samples]
         new_top = torch.maximum(old_top, top)
@@ -217,17 +191,11 @@ def log_softmax_columns(logits: Tensor) -> Tensor:
 
 
 def sum_of_softmax(logits: Tensor, scratch: Tensor, entropies: Tensor | None) -> Tensor:
-    """The softmax over the classes summed over the samples, with one exponential a logit.
+    """The softmax over the classes summed over the samples, [g, K] from logits [g, K, s], with one exponential a logit.
 
         logits.softmax(1).sum(-1)
 
-    Args:
-        logits: [g, K, s]; overwritten.
-        scratch: a flat tensor of at least as many elements.
-        entropies: [g], to which the entropies of the samples are added; None if they are not wanted.
-
-    Returns:
-        [g, K]
+    Logits are overwritten; `scratch` is flat, of at least as many elements. `entropies` [g] gets those of the samples.
     """
     logits.sub_(column_max(logits).unsqueeze(1))
     # Like the logits in memory, which may be class-major.
@@ -262,18 +230,9 @@ class MeanLogProbs:
 
 
 def log_probs_gradient(log_probs: Tensor, mean: Tensor, gradient: Tensor, samples: int) -> Tensor:
-    """Gradient of the sampled logits from that of log p̄.
+    """Gradient [g, K, s] of the sampled logits from that of log p̄ [g, K], in place of log p_s [g, K, s].
 
     c_ks = G_k p_ks / (S p̄_k);  d u_ks = c_ks − p_ks Σ_j c_js. The ratio is formed in the logarithm: it is at most 1.
-
-    Args:
-        log_probs: log p_s, [g, K, s]; overwritten.
-        mean: log p̄, [g, K]
-        gradient: G, [g, K]
-        samples: S
-
-    Returns:
-        [g, K, s]
     """
     shares = (log_probs - (mean + math.log(samples)).unsqueeze(-1)).exp_().mul_(gradient.unsqueeze(-1))
     return shares.sub_(log_probs.exp_().mul_(shares.sum(1, keepdim=True)))

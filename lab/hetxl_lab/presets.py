@@ -1,0 +1,14 @@
+"""Options of comparisons on the benchmark datasets, chosen so that a first look takes minutes on two cores."""
+
+from pathlib import Path
+from typing import Any
+
+from hetxl._files import read_json
+from hetxl_train.presets import PYCODE
+
+_FILE: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("presets.json"))
+
+WORDS = PYCODE | _FILE["words"]
+GLYPHS = _FILE["glyphs"]
+ICONS = GLYPHS | _FILE["icons"]
+WORDNET = _FILE["wordnet"]

@@ -1,0 +1,111 @@
+"""The forms that a study has: full (for the record), quick (minutes) and miniature (seconds, what tests run).
+
+A profile says which data, how many steps and which sizes; a study says what is compared on them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetxl._checks import one_of
+from hetxl._files import read_json
+from hetxl_lab.studies.runs import PairBench, StudyRun
+from hetxl_train.config import TrainConfig
+from hetxl_train.presets import preset_for
+
+FIXED: dict[str, Any] = {"temperature": "1.0"}
+LEARNED: dict[str, Any] = {"temperature": "learned", "temperature_learning_rate": 1.0}
+"""τ learned like any other parameter, as the paper does. It starts at 1, and not in the middle of its range: hundreds
+of steps may be too few to come back from there, which the study of its start and range looks at."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Data with the options of its runs."""
+
+    name: str  # in tables
+    data: str  # as for `hetxl train`
+    steps: int
+    options: Mapping[str, Any] = field(default_factory=dict)  # beyond the preset of the data
+    backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
+    every: int = 5  # one in this many classes is held out of training, for studies of unknown classes
+
+    def config(self, head: str, *, backbone: str | None = None, scale: float = 1.0, **more: Any) -> TrainConfig:
+        """The options of a run; `more` goes over all others, `scale` is of the number of steps."""
+        chosen = next(iter(self.backbones)) if backbone is None else backbone
+        one_of("backbone", chosen, self.backbones)
+        steps = max(1, round(self.steps * scale))
+        values: dict[str, Any] = {
+            **preset_for(self.data),
+            **FIXED,
+            "steps": steps,
+            "epochs": 1.0,  # unused beside steps
+            "evaluate_every": steps,
+            "checkpoint_every": max(50, -(-steps // 3)),
+            **self.options,
+            **self.backbones[chosen],
+        }
+        return TrainConfig(**{**values, **more, "data": self.data, "head": head})
+
+    def run(self, head: str, seed: int, *, view: str = "", **options: Any) -> StudyRun:
+        """A run with a seed; options as of `config`."""
+        return StudyRun(self.config(head, seed=seed, **options), view)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What time and memory of heads are measured at."""
+
+    features: int  # D
+    classes: int  # K
+    rank: int  # R
+    batches: tuple[int, ...]  # B
+    samples: tuple[int, ...]  # S
+    repeats: int  # of the time of a step
+    seconds: float  # a cell whose step is longer than this is timed once
+    budget: int  # bytes that a step may take, to fit
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile of all studies."""
+
+    name: str
+    seeds: int  # how many by default
+    benches: tuple[Bench, ...]  # of the comparison of methods; the first is that of the ablations
+    sampling: Bench  # of the study of the samples, with few classes so that 1,000 samples are affordable
+    samples: tuple[int, ...]  # S that it compares
+    pairs: PairBench
+    few_shot: tuple[Bench, ...]  # data whose unknown classes are learned from a few examples
+    shots: tuple[int, ...]
+    temperatures: tuple[float, ...]  # among which τ* of HET is searched, beside 1
+    sizes: Sizes  # of heads alone
+    angles: int  # validation examples whose angle is measured
+
+    @property
+    def base(self) -> Bench:
+        """The data of the ablations."""
+        return self.benches[0]
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with tuples for lists, which JSON has alone."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _profile(name: str, options: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]], **values: Any) -> Profile:
+    """Return a profile of the file: `data` has its benches by name, whose options go over those of the profile."""
+    benches = {
+        key: Bench(**{**bench, "options": {**options, **bench.get("options", {})}}) for key, bench in data.items()
+    }
+    chosen = {use: tuple(benches[key] for key in values.pop(use)) for use in ("benches", "few_shot")}
+    sizes, pairs = Sizes(**_tuples(values.pop("sizes"))), PairBench(**values.pop("pairs"))
+    sampling = benches[values.pop("sampling")]
+    return Profile(name=name, sampling=sampling, sizes=sizes, pairs=pairs, **chosen, **_tuples(values))
+
+
+_FILE = read_json(Path(__file__).with_name("profiles.json"))
+MINI: dict[str, Any] = _FILE["miniature"]["options"]  # of the smallest runs
+PROFILES = {name: _profile(name, **values) for name, values in _FILE.items() if name != "about"}
+"""By name, as `profiles.json` has them."""

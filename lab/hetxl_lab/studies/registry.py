@@ -1,0 +1,129 @@
+"""All studies by name, with the options of their commands: a new one is one entry. Studies are imported on use."""
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hetxl._checks import one_of
+
+if TYPE_CHECKING:
+    from hetxl_lab.studies.study import Study
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option that a study's command has beside those of all studies."""
+
+    name: str  # in Python; with dashes on the command line
+    type: type  # str, int or bool
+    default: Any
+    help: str
+    positional: bool = False  # an argument without dashes
+    minimum: int | None = None  # of a number; None for any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A study as lists and commands show it. Minutes are of two cores, by measurement or estimate."""
+
+    name: str
+    title: str
+    paper: str  # what of the paper it is about; a dash for one of our own
+    quick: float | None  # minutes; None for a study without
+    full: float | None  # minutes with an empty cache
+    module: str  # below `hetxl_lab.studies`, whose `STUDIES` has it
+    options: tuple[Option, ...] = ()
+    seeds: str = "3; quick 2"  # the default, as `--help` says it
+    cache: str = "runs/studies/cache"  # directory of its runs, as `--help` says it
+
+    def with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of all options, those that are absent or None by default."""
+        names = [option.name for option in self.options]
+        for name in options:
+            one_of(f"option of study {self.name}", name, names)
+        chosen = {name: value for name, value in options.items() if value is not None}
+        return {option.name: option.default for option in self.options} | chosen
+
+
+def _pairs(name: str, title: str, paper: str, quick: float, full: float) -> Entry:
+    data = Option("data", str, None, "As for hetxl contrastive train [icons].", positional=True)
+    return Entry(name, title, paper, quick, full, "pairs", (data,), "1,2,3,4,5; quick 2", "runs/study-contrastive/runs")
+
+
+_TAU_OPTIONS = (
+    Option("head", str, "het-xl", "Whose τ: det, het, het-h or het-xl."),
+    Option("longer", bool, False, "Add methods with one run of ten times the steps: 15 minutes more."),
+)
+_DEFAULTS_OPTIONS = (
+    Option("settings", str, None, "Which, with commas between, as in pycode,pycode-noisy [all]."),
+    Option("heads", str, None, "Which take part, as for hetxl compare."),
+    Option("equal_time", bool, True, "Also train DET for as long as HET-XL takes."),
+)
+_RECOVERY_OPTIONS = (
+    Option("data", str, "synthetic", "synthetic, with options as in synthetic:noise=2.", positional=True),
+    Option("data_seed", int, 0, "Seed of the true model and the data.", minimum=0),
+)
+_LEVERS_OPTIONS = (
+    Option("data", str, "pycode", "As for hetxl train.", positional=True),
+    Option("levers", str, None, "Which, with commas between, as in rank,samples [all]."),
+)
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 45, "methods"),
+        Entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 18, "methods"),
+        Entry("model-scale", "Wider models", "Table “Effect of model scaling”", 0.5, 7, "methods"),
+        Entry("learn-tau", "Learning τ", "Tables “Ablation on the effect of learning τ”", 1, 30, "temperature"),
+        Entry("tau-dynamics", "The path of τ", "Figure and table “τ dynamics”", 0.5, 4, "temperature"),
+        Entry("tau-range", "Start and range of τ", "Tables “Sensitivity to τ”", 0.5, 19, "temperature"),
+        Entry("samples", "How many samples", "Tables “MC samples” and “Training time”", 1, 14, "costs"),
+        Entry("sharing", "Sharing W", "Tables “Effect of sharing W” and “Sensitivity to M”", 1, 9, "covariance"),
+        Entry("alignment", "Do W and the noise align?", "Table “Smallest principal angle”", 0.5, 3, "covariance"),
+        Entry("residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 10, "covariance"),
+        Entry("latency", "Time of a step", "Figures of latency", 0.5, 9, "costs"),
+        Entry("memory", "Memory of a step", "Figures of memory", 0.5, 3, "costs"),
+        Entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
+        Entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 6, "few_shot"),
+        Entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 5, "methods"),
+        Entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 1, 35, "tau", _TAU_OPTIONS, "3"),
+        _pairs("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25),
+        _pairs("normalisation", "When to normalise embeddings", "Table “Placements of the normalization”", 1, 15),
+        _pairs("test-noise", "Noise at test time", "Section “Deterministic versus stochastic … at test time”", 1, 12),
+        Entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 180, "defaults", _DEFAULTS_OPTIONS, "5"),
+        Entry("recovery", "How near to the true model", "–", 1, 10, "recovery", _RECOVERY_OPTIONS, "3"),
+        Entry("levers", "What each default is worth", "–", None, 80, "ablations", _LEVERS_OPTIONS, "3"),
+    )
+}
+"""In the order of lists: the paper's, then our own."""
+
+
+def load_study(name: str) -> "Study":
+    """Import and return the study of a name."""
+    one_of("study", name, ENTRIES)
+    studies = importlib.import_module(f"hetxl_lab.studies.{ENTRIES[name].module}").STUDIES
+    return next(study for study in studies if study.name == name)
+
+
+def minutes_text(minutes: float | None) -> str:
+    """Return a cost as a person would say it; a dash for None."""
+    if minutes is None:
+        return "–"
+    if minutes < 1:
+        return f"{max(1, round(60 * minutes))} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def listing() -> str:
+    """Return all studies, a line each, for a terminal."""
+    rows = [("study", "the paper", "quick", "full")]
+    rows += [
+        (entry.name, entry.title if entry.paper == "–" else entry.paper, *map(minutes_text, (entry.quick, entry.full)))
+        for entry in ENTRIES.values()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        f"{name:<{widths[0]}}  {paper:<{widths[1]}}  {quick:>{widths[2]}}  {full:>{widths[3]}}"
+        for name, paper, quick, full in rows
+    ]
+    return "\n".join([*lines, "", "Costs are for two cores and an empty cache; studies share runs."])

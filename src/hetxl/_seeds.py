@@ -1,0 +1,23 @@
+"""The one integer hash, splitmix64: the same values on every platform, whatever numpy's or torch's generators do."""
+
+import numpy as np
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2⁶⁴ over the golden ratio, the step of splitmix64's state."""
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """Return a fixed 64-bit hash of each value, [...] → [...] uint64: splitmix64's next output from that state."""
+    with np.errstate(over="ignore"):
+        mixed = values.astype(np.uint64) + np.uint64(GOLDEN)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def derive_seed(*parts: int) -> int:
+    """Return a 63-bit seed from several integers: different parts give unrelated seeds."""
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        state = splitmix64(state ^ np.array([part % 2**64], dtype=np.uint64))
+    return int(state[0] >> np.uint64(1))

@@ -1,5 +1,0 @@
-"""`python -m hetxl.cli`: the `hetxl` command."""
-
-from hetxl.cli import main
-
-main()

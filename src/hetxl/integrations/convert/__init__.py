@@ -1,0 +1,190 @@
+"""The one-line swap: a model's last layer becomes a head, in place, and back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hetxl._checks import one_of
+from hetxl.functional.targets import TargetsLike
+from hetxl.integrations.convert.adapter import Adapted, adapted_class
+from hetxl.integrations.convert.capture import logits_of
+from hetxl.integrations.convert.layer import LAYERS, HeadLayer
+from hetxl.integrations.convert.locate import find_layer, names_of, replace
+from hetxl.nn import HEADS, Prediction
+
+WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+}
+"""Classes of torch that synchronise the parameters which a model had when it was wrapped, and what makes them."""
+
+
+def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | None = None, **options: Any) -> Any:
+    """Replace a model's last layer by a head, in place, keeping its weights.
+
+    The parameters keep their names, dtype, device, tying and `requires_grad`, the layer its hooks. The model's output
+    becomes log-probabilities averaged over the noise, which cross-entropy and softmax take as they take logits:
+
+    >>> model = convert(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 100)))
+    >>> model(torch.randn(4, 8)).exp().sum(-1).allclose(torch.ones(4))
+    True
+
+    `fused_loss(model, inputs, targets)` trains with less memory; `predict(model, inputs)` shows where uncertainty comes
+    from. Models of transformers use the fused loss by themselves when they are given labels.
+
+    Args:
+        model: any module; models of timm and transformers are known, others have their last linear layer converted.
+        head: "het-xl", "het", "het-h" or "det".
+        layer: which one, as in "head.fc", if a model is ambiguous.
+        **options: of the head (`hetxl.HetXLHead`), such as rank, link, train_samples, temperature. `eval_method` says
+            how outputs are averaged in evaluation mode, as `method` of `head.predict`.
+
+    Returns:
+        The model; a model that is itself the layer, the new head.
+    """
+    one_of("head", head, HEADS)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, found {type(model).__name__}")
+    _check_unwrapped(model)
+    if any(isinstance(module, HeadLayer) for module in model.modules()):
+        names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
+        raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
+    return install(model, _adapter_of(model), head, layer, options)
+
+
+def install(
+    model: nn.Module, adapter: type[Adapted] | None, head: str, layer: str | nn.Module | None, options: dict[str, Any]
+) -> Any:
+    """Replace a layer of a model in place; as `convert`, with an adapter to mix over the model's class, if any."""
+    if adapter is not None:
+        options = adapter.hetxl_checked(model, dict(options))
+    old = find_layer(model, layer)
+    new = LAYERS[head](old, **options)
+    if model is old:
+        return new
+    names = replace(model, old, new)
+    if adapter is not None:
+        if not isinstance(model, Adapted):
+            model.__class__ = adapted_class(type(model), adapter)
+        assert isinstance(model, Adapted)
+        model.hetxl_options = {"head": head, "layer": names[0], **options}
+        model.hetxl_converted()
+    return model
+
+
+def revert(model: nn.Module, *, fold: bool = True) -> Any:
+    """Give a converted model its deterministic layer back, in place.
+
+    With `fold`, weight and bias are divided by τ, where it is not 1, so that the model's probabilities are those of the
+    head without noise.
+    """
+    head = head_of(model)
+    with torch.no_grad():
+        temperature = float(head.temperature())
+    if fold and temperature != 1:
+        shared = [
+            name
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter is head.weight and name not in {f"{at}.weight".lstrip(".") for at in names_of(model, head)}
+        ]
+        if shared:
+            raise ValueError(
+                f"τ is {temperature:.3g} and the layer's weight is tied to {', '.join(shared)}, which "
+                "must not be divided by it; use revert(model, fold=False) and divide the logits by τ"
+            )
+    layer = head.layer(fold)
+    if model is head:
+        return layer
+    replace(model, head, layer)
+    if isinstance(model, Adapted):
+        model.hetxl_reverted()
+        model.__class__ = model.hetxl_base
+        del model.hetxl_options
+    return model
+
+
+def head_of(model: nn.Module) -> HeadLayer:
+    """Return the head of a converted model, wrapped (by DistributedDataParallel, torch.compile) or not."""
+    heads = {id(module): module for module in model.modules() if isinstance(module, HeadLayer)}
+    if len(heads) != 1:
+        what = "no converted layer" if not heads else f"{len(heads)} converted layers"
+        raise ValueError(f"model has {what}; hetxl.convert(model) makes one")
+    return next(iter(heads.values()))
+
+
+def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: Any) -> Tensor:
+    """Return the loss of a converted model, without a [B, K] output in between.
+
+    The same as `cross_entropy(model(inputs), targets)`, in less memory.
+
+    Args:
+        inputs: what the model takes: a tensor, or a tuple or dict of arguments.
+        targets: as for `hetxl.HetXLHead`.
+        **options: of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
+    """
+    if torch.is_grad_enabled() and any(
+        isinstance(module, DistributedDataParallel) and module.find_unused_parameters for module in model.modules()
+    ):
+        raise ValueError(
+            "fused_loss uses the head's parameters after the model's own pass, so DistributedDataParallel("
+            "find_unused_parameters=True) takes them for unused; wrap the model with find_unused_parameters=False"
+        )
+    features = features_of(model, inputs)
+    return head_of(model)(features, targets, rows=True, **options)
+
+
+def predict(model: nn.Module, inputs: Any, top_k: int | None = None, method: str = "mc", **options: Any) -> Prediction:
+    """Return averaged probabilities of a converted model with their uncertainty; as `head.predict`.
+
+    The model is used in the mode it is in. `inputs` are what it takes: a tensor, or a tuple or dict of arguments.
+    """
+    with torch.no_grad():
+        features = features_of(model, inputs)
+    return head_of(model).predict(features, top_k, method, **options)
+
+
+def mean_logits(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the logits of a converted model without noise, [..., K]: after conversion the original model's output."""
+    return head_of(model).mean_logits(features_of(model, inputs))
+
+
+def features_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Return what reaches the head of a converted model, one row [D] for each row of the model's output.
+
+    `inputs` are what the model takes: a tensor, or a tuple or dict of arguments.
+    """
+    head = head_of(model)
+    with head.capture() as captured:
+        if isinstance(inputs, dict):
+            output = model(**inputs)
+        else:
+            output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return captured.rows_of(logits_of(output), head.num_classes)
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Raise for a model that was wrapped: the parameters of a head would differ between processes."""
+    for kind in (base for module in model.modules() for base in type(module).__mro__):
+        if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+            wrapper = WRAPPERS[kind.__name__]
+            raise ValueError(
+                f"model is under {wrapper}, which would not synchronise the parameters that a head adds; "
+                f"convert the model before it is wrapped, as in {wrapper}(hetxl.convert(model))"
+            )
+
+
+def _adapter_of(model: nn.Module) -> type[Adapted] | None:
+    """Return what a model needs beside its new layer, by the library that it comes from; nothing is imported for it."""
+    bases = type(model).__mro__
+    if any(base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers") for base in bases):
+        from hetxl.integrations.transformers import TransformersAdapter
+
+        return TransformersAdapter
+    if all(callable(getattr(model, name, None)) for name in ("get_classifier", "reset_classifier")):
+        from hetxl.integrations.timm import TimmAdapter
+
+        return TimmAdapter
+    return None

@@ -1,0 +1,259 @@
+"""A trained head as one safetensors file: its tensors, and its configuration as JSON in the file's metadata.
+
+Nothing in the file is executed when it is read, and everything is checked before it is used.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from hetxl._checks import integer_at_least, one_of
+from hetxl._files import write_whole
+from hetxl._version import __version__
+from hetxl.nn import HEADS, FixedTemperature, Head, HetHashHead, LearnedTemperature, build_head
+from hetxl.nn.classifier import is_plain_linear
+from hetxl.nn.covariance import DiagonalCovariance, EfficientCovariance, FullCovariance, LowRankCovariance
+from hetxl.registry import head_entry
+
+FORMAT = 2
+"""1 had no `noise_scale`."""
+KEY = "hetxl_head"
+"""The entry of the metadata that holds the configuration."""
+
+_COVARIANCES: dict[type, str] = {
+    EfficientCovariance: "efficient",
+    LowRankCovariance: "low_rank",
+    DiagonalCovariance: "diagonal",
+    FullCovariance: "full",
+}
+_SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init")
+_NOISE = ("covariance", "rank", "residual", "noise_init", "noise_scale")
+_TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTemperature, ("low", "high", "init"))}
+
+
+def save_head(head: Head, path: str | Path, *, class_names: Sequence[str] | None = None) -> None:
+    """Write a head to one file, whole or not at all.
+
+    Args:
+        head: one of the four, with a linear classifier, a named sampler and a fixed or learned temperature: what can be
+            described without code.
+        path: usually ends in .safetensors.
+        class_names: K names, kept with the configuration; `describe_head` gives them back.
+    """
+    configuration = _configuration(head, class_names)
+    # Own, contiguous memory: safetensors refuses tensors that share it.
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
+    text = json.dumps(configuration, allow_nan=False)
+    write_whole(Path(path), lambda temporary: save_file(tensors, temporary, {KEY: text}))
+
+
+def load_head(path: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Head:
+    """Return the head of a file, in evaluation mode; on the CPU and of the saved dtype unless others are stated.
+
+    Its predictions are those of the saved one, to the bit if the dtype is the same.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type such as torch.float32, found {dtype}")
+    path = Path(path)
+    with _opened(path) as file:
+        configuration = _read_configuration(path, file.metadata())
+        names = set(file.keys())
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        head = _build(path, configuration, shapes)
+        # In memory of their own, aligned as torch's: products of unaligned tensors may round otherwise.
+        tensors = {name: file.get_tensor(name).clone() for name in names}
+    expected = head.state_dict()
+    for name, value in tensors.items():
+        if value.is_floating_point() != expected[name].is_floating_point():
+            raise ValueError(f"{path} is damaged: {name} has dtype {value.dtype}, expected {expected[name].dtype}")
+    if isinstance(head, HetHashHead):
+        buckets = tensors["hash"]
+        if buckets.dtype != torch.int64 or bool(((buckets < 0) | (buckets >= head.buckets)).any()):
+            raise ValueError(f"{path} is damaged: hash must hold buckets 0 to {head.buckets - 1}")
+    head.load_state_dict(tensors, assign=True)
+    return head.to(device=device, dtype=dtype).eval()
+
+
+def describe_head(path: str | Path) -> dict[str, Any]:
+    """Return the configuration of a saved head, without its tensors.
+
+    Returns:
+        "head" (its name), "in_features", "num_classes", "options", "temperature", "class_names" (a list or None),
+        "format" and "hetxl_version".
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        return _read_configuration(path, file.metadata())
+
+
+def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, Any]:
+    """Return what a head is made of; raises for what JSON cannot hold."""
+    kinds: dict[type, str] = {kind: name for name, kind in HEADS.items()}
+    if type(head) not in kinds:
+        raise TypeError(
+            f"head must be one of {', '.join(kind.__name__ for kind in kinds)}, found {type(head).__name__}"
+        )
+    kind = kinds[type(head)]
+    if not is_plain_linear(head.classifier):
+        name = getattr(head.classifier, "__name__", type(head.classifier).__name__)
+        raise TypeError(
+            f"classifier is {name}, code that a file cannot hold; save a head with an nn.Linear without hooks as "
+            "classifier, or this one's state_dict()"
+        )
+    if not isinstance(head.sampler, str):
+        raise TypeError(
+            'sampler is a function, code that a file cannot hold; set head.sampler to the name of one, as "orthogonal"'
+        )
+    if any(value.is_meta for value in head.state_dict().values()):
+        raise ValueError("head is on the meta device and has no weights; load or reset them before it is saved")
+    options = {name: getattr(head, name) for name in _SHARED if name != "bias"}
+    options["bias"] = head.classifier.bias is not None
+    if head.covariance is not None:
+        covariance = head.covariance
+        if type(covariance) not in _COVARIANCES:
+            raise TypeError(
+                f"covariance is a {type(covariance).__name__}, code that a file cannot hold; use one by name"
+            )
+        options["covariance"] = _COVARIANCES[type(covariance)]
+        options |= {"rank": covariance.rank, "noise_init": covariance.init, "noise_scale": head.noise_scale}
+        options["residual"] = covariance.residual_kind or "rank1"  # `full` has none and takes no notice
+    options |= head.own_options()
+    configuration = {
+        "format": FORMAT,
+        "hetxl_version": __version__,
+        "head": kind,
+        "in_features": head.in_features,
+        "num_classes": head.num_classes,
+        "options": options,
+        "temperature": _describe_temperature(head.temperature),
+        "class_names": None if class_names is None else check_names(class_names, head.num_classes),
+    }
+    # Parametrised or adapted parts keep the type of a linear layer and not its tensors.
+    shapes = {name: tuple(value.shape) for name, value in head.state_dict().items()}
+    if problem := _mismatch(_empty_head(configuration), shapes):
+        raise ValueError(f"head cannot be saved: {problem}; take parametrisations and adapters off first")
+    return configuration
+
+
+def _describe_temperature(temperature: nn.Module) -> dict[str, Any]:
+    for name, (kind, arguments) in _TEMPERATURES.items():
+        if type(temperature) is kind:
+            return {"kind": name} | {argument: getattr(temperature, argument) for argument in arguments}
+    raise TypeError(
+        f"temperature is a {type(temperature).__name__}, code that a file cannot hold; "
+        "set head.temperature = hetxl.FixedTemperature(float(head.temperature())) first"
+    )
+
+
+def check_names(class_names: Sequence[str], num_classes: int) -> list[str]:
+    """Return class names as a list; raises unless they are K strings."""
+    names = [] if isinstance(class_names, str | dict) else list(class_names)
+    if len(names) != num_classes or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"class_names must be {num_classes} strings, one for each class, found {class_names!r:.80}")
+    return [str(name) for name in names]  # numpy's strings too
+
+
+def _opened(path: Path) -> Any:
+    """Return the file, its header read and checked against its length."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; pass a file written by save_head")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {' '.join(str(error).split())}") from None
+
+
+def _read_configuration(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
+    """Return the configuration from a file's metadata: all of its entries, and no others."""
+    if KEY not in (metadata or {}):
+        raise ValueError(f"{path} holds tensors but no head: its metadata has no {KEY!r}; save_head writes it")
+    assert metadata is not None
+    try:
+        configuration = json.loads(metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its configuration is not valid JSON ({error})") from None
+    try:
+        version = integer_at_least(
+            "format", configuration["format"] if isinstance(configuration, dict) else configuration, 1
+        )
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is damaged: its configuration has no format number") from None
+    if version > FORMAT:
+        raise ValueError(
+            f"{path} was written by a newer hetxl (format {version}; this one reads up to {FORMAT}); upgrade hetxl"
+        )
+    try:
+        _exactly("entries", configuration, ("format", "hetxl_version", "head", "in_features", "num_classes", "options",
+                                    "temperature", "class_names"))  # fmt: skip
+        one_of("head", configuration["head"], HEADS)
+        if version == 1 and configuration["head"] != "det" and isinstance(configuration["options"], dict):
+            configuration["options"].setdefault("noise_scale", 1.0)
+        entry = head_entry(configuration["head"])
+        _exactly("options", configuration["options"], (*_SHARED, *(_NOISE if entry.noise else ()), *entry.options))
+        temperature = configuration["temperature"]
+        _exactly("temperature", temperature, None)
+        one_of("temperature", temperature.get("kind"), _TEMPERATURES)
+        _exactly("temperature", temperature, ("kind", *_TEMPERATURES[temperature["kind"]][1]))
+        if configuration["class_names"] is not None:
+            check_names(configuration["class_names"], integer_at_least("num_classes", configuration["num_classes"], 1))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: in its configuration, {error}") from None
+    return configuration
+
+
+def _exactly(what: str, table: object, names: tuple[str, ...] | None) -> None:
+    """Raise unless something is a dictionary, with exactly some keys."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{what} must be a table, found {table!r:.80}")
+    if names is not None and set(table) != set(names):
+        raise ValueError(f"{what}: {_differences(set(names), set(table))}")
+
+
+def _build(path: Path, configuration: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Head:
+    """Return the head of a configuration on the meta device; raises unless tensors of these shapes fit it."""
+    sizes = (configuration["num_classes"], configuration["in_features"])
+    # Before a head of stated sizes is made, the file must hold a classifier of those sizes.
+    if shapes.get("classifier.weight") != sizes:
+        actual = "missing" if "classifier.weight" not in shapes else f"of shape {list(shapes['classifier.weight'])}"
+        raise ValueError(f"{path} is damaged: classifier.weight is {actual}, and its configuration says {list(sizes)}")
+    try:
+        head = _empty_head(configuration)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]  # torch's own go on with a trace
+        raise ValueError(f"{path} is damaged: in its configuration, {reason}") from None
+    if problem := _mismatch(head, shapes):
+        raise ValueError(f"{path} is damaged: {problem}")
+    return head
+
+
+def _empty_head(configuration: dict[str, Any]) -> Head:
+    """Return the head of a configuration on the meta device."""
+    entries = dict(configuration["temperature"])
+    kind, _ = _TEMPERATURES[entries.pop("kind")]
+    name, *sizes = (configuration[entry] for entry in ("head", "in_features", "num_classes"))
+    with torch.device("meta"):
+        return build_head(name, *sizes, temperature=kind(**entries), **configuration["options"])
+
+
+def _mismatch(head: Head, shapes: dict[str, tuple[int, ...]]) -> str:
+    """Return how tensors of these shapes differ from those of a head; empty if they do not."""
+    expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
+    if set(expected) != set(shapes):
+        return f"tensors: {_differences(set(expected), set(shapes))}"
+    for name, shape in sorted(expected.items()):
+        if shapes[name] != shape:
+            return f"{name} has shape {list(shapes[name])}, expected {list(shape)}"
+    return ""
+
+
+def _differences(expected: set[str], names: set[str]) -> str:
+    parts = [("missing", sorted(expected - names)), ("unknown", sorted(names - expected))]
+    return "; ".join(
+        f"{what} {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" for what, names in parts if names
+    )

@@ -1,0 +1,42 @@
+"""Measure the quality of a model's probabilities: records of every example, metrics, calibration and confusions."""
+
+from hetxl.metrics.confusions import ConfusionCounter
+from hetxl.metrics.records import Records, RecordsBuilder
+from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
+from hetxl.metrics.summary import (
+    aurc,
+    auroc,
+    band_accuracy,
+    brier,
+    calibration_error,
+    class_bands,
+    nll,
+    nll_standard_error,
+    precision_at,
+    reliability,
+    risk_coverage,
+    summarise,
+    threshold_for,
+)
+
+__all__ = [
+    "ConfusionCounter",
+    "Records",
+    "RecordsBuilder",
+    "Scales",
+    "aurc",
+    "auroc",
+    "band_accuracy",
+    "brier",
+    "calibration_error",
+    "class_bands",
+    "fit_scales",
+    "fit_temperature",
+    "nll",
+    "nll_standard_error",
+    "precision_at",
+    "reliability",
+    "risk_coverage",
+    "summarise",
+    "threshold_for",
+]

@@ -1,0 +1,157 @@
+"""Pairs of classes that are confused with each other: by their correlated noise, and by wrong predictions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl._checks import integer_at_least
+from hetxl.functional import IGNORE_INDEX, LabelLists, correlation
+from hetxl.nn import Prediction
+
+MAX_PAIRS = 200_000
+"""The most pairs in memory. Beyond that the least are dropped, and start from 0 if they come again."""
+
+_PENDING = 2**18
+_IDS = 2**31
+
+
+class ConfusionCounter:
+    """Count pairs of classes over batches.
+
+    Two classes are met in an example when both are among its top classes. Their correlation is averaged with the
+    weights p_i·p_j, so that it counts where the example could be either. They are confused when the label is one and
+    the most probable class the other.
+
+    Memory is bounded: after at most 262,144 new entries the counts are joined, and of more than `max_pairs` pairs those
+    with the smallest weight + number of confusions are dropped. A dropped pair that comes again starts from 0, so
+    counts of rare pairs are lower bounds once that has happened; frequent pairs stay exact.
+
+    Args:
+        top: how many of the most probable classes of an example are paired.
+    """
+
+    def __init__(self, top: int = 5, max_pairs: int = MAX_PAIRS):
+        self.top = integer_at_least("top", top, 2)
+        self.max_pairs = integer_at_least("max_pairs", max_pairs, 1)
+        self.has_noise = False
+        self._keys = np.empty(0, dtype=np.int64)  # first · 2³¹ + second, first < second, rising
+        self._sums = np.empty((0, 4))  # examples, correlation × weight, weight, confusions
+        self._errors = np.empty(0, dtype=np.int64)  # wrong predictions by the class of the label
+        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._waiting = 0
+
+    @torch.no_grad()
+    def add(self, prediction: Prediction, targets: Tensor | LabelLists) -> None:
+        """Add a batch.
+
+        Args:
+            prediction: over all classes, [b, K], or with top_k.
+            targets: class ids [b], −100 for examples that confuse nothing; or lists of labels. An example with several
+                labels whose most probable class is none of them counts as a confusion with each.
+        """
+        if prediction.log_probs.dim() != 2:
+            raise ValueError(f"prediction must be of one batch, [b, K], found {list(prediction.log_probs.shape)}")
+        batch, labelled = len(prediction.log_probs), targets.batch if isinstance(targets, LabelLists) else len(targets)
+        if labelled != batch:
+            raise ValueError(f"targets must be of the {batch} examples of the prediction, found {labelled}")
+        k = min(self.top, prediction.log_probs.shape[-1])
+        if prediction.indices is None:
+            log_probs, classes = prediction.log_probs.topk(k)
+        else:
+            log_probs, classes = prediction.log_probs[..., :k], prediction.indices[..., :k]
+        self._meet(prediction, classes, log_probs.exp())
+        self._confuse(classes[:, 0].cpu(), targets)
+        if self._waiting > _PENDING:
+            self._join()
+
+    def pairs(self, k: int = 20, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the pairs that matter most, by weight × |correlation|, which is the noise they share where it counts;
+        without noise, or of equal ones, by the number of confusions.
+
+        Args:
+            names: of the K classes; ids without.
+
+        Returns:
+            A dict for each pair: "first", "second" (names, lower id first), "correlation" (weighted mean; None without
+            noise), "weight" (sum of p_i·p_j), "examples" (with both among the top classes), "confused" (label one and
+            prediction the other) and "confused_share" (of the wrong predictions for labels of the two, the share that
+            took one for the other; None when there are none).
+        """
+        integer_at_least("k", k, 1)
+        self._join()
+        if names is not None and len(self._keys) and len(names) <= (highest := int((self._keys % _IDS).max())):
+            raise ValueError(f"names must be of all classes, found {len(names)} names and the class id {highest}")
+        examples, tied, weight, confused = self._sums.T
+        order = np.lexsort((self._keys, -weight, -confused, -np.abs(tied)))
+        rows = []
+        for index in order[:k]:
+            first, second = (int(value) for value in divmod(self._keys[index], _IDS))
+            errors = sum(int(self._errors[label]) for label in (first, second) if label < len(self._errors))
+            known = self.has_noise and weight[index] > 0
+            rows.append(
+                {
+                    "first": str(first) if names is None else names[first],
+                    "second": str(second) if names is None else names[second],
+                    "correlation": float(tied[index] / weight[index]) if known else None,
+                    "weight": float(weight[index]),
+                    "examples": int(examples[index]),
+                    "confused": int(confused[index]),
+                    "confused_share": float(confused[index] / errors) if errors else None,
+                }
+            )
+        return rows
+
+    def _meet(self, prediction: Prediction, classes: Tensor, probs: Tensor) -> None:
+        """Count every two of the top classes [b, k] of each example."""
+        left, right = np.triu_indices(classes.shape[-1], 1)
+        if not len(left):
+            return
+        ids, p = classes.cpu().numpy(), probs.double().cpu().numpy()
+        weight = p[:, left] * p[:, right]
+        tied = np.zeros_like(weight)
+        if prediction.logits.noise is not None:
+            self.has_noise = True
+            matrix = correlation(prediction.logits.covariance(classes)).double().cpu().numpy()
+            tied = matrix[:, left, right] * weight
+        ones = np.ones_like(weight)
+        self._put(ids[:, left], ids[:, right], np.stack((ones, tied, weight, ones * 0), -1))
+
+    def _confuse(self, predicted: Tensor, targets: Tensor | LabelLists) -> None:
+        """Count every label whose example has a wrong class on top."""
+        if isinstance(targets, LabelLists):
+            sure = slice(None) if targets.values is None else targets.values >= 0.5
+            examples, labels = targets.examples[sure].cpu(), targets.classes[sure].cpu()
+        else:
+            targets = targets.cpu().long()
+            examples = (targets != IGNORE_INDEX).nonzero().flatten()
+            labels = targets[examples]
+        right = torch.zeros(len(predicted), dtype=torch.bool)
+        right[examples[labels == predicted[examples]]] = True
+        wrong = ~right[examples]
+        labels, others = labels[wrong].numpy(), predicted[examples[wrong]].numpy()
+        highest = labels.max(initial=-1)
+        if highest >= len(self._errors):
+            # Twice as many as needed, so that it seldom has to grow.
+            self._errors = np.pad(self._errors, (0, 2 * (highest + 1) - len(self._errors)))
+        np.add.at(self._errors, labels, 1)
+        self._put(labels, others, np.broadcast_to([0.0, 0.0, 0.0, 1.0], (len(labels), 4)))
+
+    def _put(self, first: np.ndarray, second: np.ndarray, sums: np.ndarray) -> None:
+        keys = np.minimum(first, second) * _IDS + np.maximum(first, second)
+        self._pending.append((keys.reshape(-1), sums.reshape(-1, 4)))
+        self._waiting += keys.size
+
+    def _join(self) -> None:
+        """Add pending entries to the counts, and drop the least beyond the limit."""
+        keys = np.concatenate([self._keys, *(keys for keys, _ in self._pending)])
+        sums = np.concatenate([self._sums, *(sums for _, sums in self._pending)])
+        self._keys, index = np.unique(keys, return_inverse=True)
+        self._sums = np.stack([np.bincount(index, column, len(self._keys)) for column in sums.T], -1)
+        self._pending, self._waiting = [], 0
+        if len(self._keys) > self.max_pairs:
+            worth = self._sums[:, 2] + self._sums[:, 3]
+            largest = np.sort(np.argsort(-worth, kind="stable")[: self.max_pairs])
+            self._keys, self._sums = self._keys[largest], self._sums[largest]

@@ -1,0 +1,88 @@
+"""An ensemble of trained models: the strongest baseline of a head, at several times its cost."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hetxl.functional import LogitDistribution
+from hetxl.functional.links import log_mean_exp, sigmoid_entropy, softmax_entropy
+from hetxl.nn import Head, Prediction
+
+Member = tuple[Callable[[Tensor], Tensor], Head]
+
+
+class Ensemble(nn.Module):
+    """Average the probabilities of several models. For `evaluate` it is a head whose features are the inputs.
+
+    Args:
+        members: a backbone, inputs [b, ...] → [b, D], and a head for each; all over the same classes with one link.
+    """
+
+    def __init__(self, members: Sequence[Member]):
+        super().__init__()
+        if not members:
+            raise ValueError("members must have at least one model, found none")
+        kinds = {(head.link, head.num_classes) for _, head in members}
+        if len(kinds) > 1:
+            raise ValueError(f"members must share one link and one number of classes, found {sorted(kinds)}")
+        self.backbones = [backbone for backbone, _ in members]
+        self.heads = nn.ModuleList([head for _, head in members])
+        # Modules in their own list, so that they move and switch to evaluation with the ensemble.
+        self.modules_of_backbones = nn.ModuleList([part for part in self.backbones if isinstance(part, nn.Module)])
+        self.link, self.num_classes = next(iter(kinds))
+        self.eval_samples = max(head.eval_samples for _, head in members)
+
+    @property
+    def members(self) -> list[Member]:
+        """Return backbones and heads."""
+        return [(backbone, head) for backbone, head in zip(self.backbones, self.heads, strict=True)]  # pyright: ignore[reportReturnType]
+
+    def logit_distribution(self, inputs: Tensor) -> LogitDistribution:
+        """Return the first member's, for the size of a batch."""
+        backbone, head = self.members[0]
+        return head.logit_distribution(backbone(inputs))
+
+    @torch.no_grad()
+    def predict(
+        self,
+        inputs: Tensor,
+        top_k: int | None = None,
+        method: str = "mc",
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """Return averaged probabilities of all classes.
+
+            probs = torch.stack([head.predict(backbone(inputs)).probs for backbone, head in members]).mean(0)
+
+        Arguments are those of `Head.predict`, for each member; inputs are [b, ...]. The `expected_entropy` is the mean
+        of the members' own, so that `mutual_information` holds what they disagree on; `logits` are the first member's.
+        """
+        predictions = [
+            head.predict(backbone(inputs), method=method, num_samples=num_samples, generator=generator)
+            for backbone, head in self.members
+        ]
+        log_probs = log_mean_exp(torch.stack([each.log_probs for each in predictions]), 0)
+        if self.link == "softmax":
+            entropy = softmax_entropy(log_probs)
+        else:
+            # 1 − p is exact enough: where it is lost, its share of the entropy is too.
+            rest = (1 - log_probs.exp()).clamp_min(torch.finfo(log_probs.dtype).tiny).log()
+            entropy = sigmoid_entropy(log_probs, rest)
+        indices = None
+        if top_k is not None:
+            log_probs, indices = log_probs.topk(top_k)
+        return Prediction(
+            probs=log_probs.exp(),
+            log_probs=log_probs,
+            indices=indices,
+            entropy=entropy,
+            expected_entropy=torch.stack([each.expected_entropy for each in predictions]).mean(0),
+            left_out=None,
+            temperature=predictions[0].temperature,
+            logits=predictions[0].logits,
+            method=method,
+            num_samples=predictions[0].num_samples,
+        )

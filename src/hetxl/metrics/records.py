@@ -1,0 +1,314 @@
+"""Records of evaluated examples: a handful of numbers of each, never its K probabilities. Every metric is computed from
+them. They are built from predictions over all classes, batch by batch."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor, nn
+
+from hetxl._checks import one_of
+from hetxl._files import write_whole
+from hetxl.functional import IGNORE_INDEX, LabelLists, check_targets
+from hetxl.nn import Prediction
+from hetxl.registry import LINKS, Link
+
+TOP = 5
+"""The number of most probable classes in a record."""
+
+_FORMAT = "hetxl-records-1"
+
+
+@dataclass(frozen=True)
+class Records:
+    """Hold the numbers of n evaluated examples.
+
+    Attributes:
+        rows: [n] int64, which rows of the split they are.
+        label: [n] int64, the class of each; −1 where an example has any number of labels.
+        log_prob: [n], log p̄ of the label; for the sigmoid link minus the binary cross-entropy summed over all labels.
+        rank: [n] int32, how many classes come before the label, 0 for the most probable; the best of its labels where
+            it has several, K but at least 5 where it has none. Ties never favour the label: among the top classes they
+            stand as `top_ids` has them, below those the label is in the middle of the classes it ties with.
+        hit: [n] bool, whether the most probable class is a label; the same as rank 0.
+        top_ids: [n, min(5, K)] int64, the most probable classes, most probable first.
+        top_probs: [n, min(5, K)] float32, their probabilities.
+        squared: [n], the Brier score Σ_k (p_k − y_k)².
+        entropy: [n], of the averaged probabilities, in nats.
+        expected_entropy: [n], mean entropy of the single samples.
+        logit_std: [n] float32, standard deviation of the most probable class's logit, before the temperature; 0 without
+            noise.
+    """
+
+    rows: np.ndarray = field(metadata={"dtype": np.int64})
+    label: np.ndarray = field(metadata={"dtype": np.int64})
+    log_prob: np.ndarray = field(metadata={"dtype": np.float64})
+    rank: np.ndarray = field(metadata={"dtype": np.int32})
+    hit: np.ndarray = field(metadata={"dtype": np.bool_})
+    top_ids: np.ndarray = field(metadata={"dtype": np.int64})
+    top_probs: np.ndarray = field(metadata={"dtype": np.float32})
+    squared: np.ndarray = field(metadata={"dtype": np.float64})
+    entropy: np.ndarray = field(metadata={"dtype": np.float64})
+    expected_entropy: np.ndarray = field(metadata={"dtype": np.float64})
+    logit_std: np.ndarray = field(metadata={"dtype": np.float32})
+
+    TYPES: ClassVar[dict[str, type]]
+
+    def __post_init__(self) -> None:
+        for name, kind in Records.TYPES.items():
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=kind))
+        for name in Records.TYPES:
+            shape = getattr(self, name).shape
+            expected = (len(self), self.top_ids.shape[-1]) if name.startswith("top_") else (len(self),)
+            if shape != expected:
+                raise ValueError(f"{name} must have shape {list(expected)} as label has, found {list(shape)}")
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """Return the probability of the most probable class, [n] float64."""
+        return self.top_probs[:, 0].astype(np.float64)
+
+    def non_empty(self) -> "Records":
+        """Return the records themselves; raises without examples."""
+        if not len(self):
+            raise ValueError("records must hold at least one example, found none")
+        return self
+
+    def take(self, which: np.ndarray) -> "Records":
+        """Return some examples, by index [m] or by mask [n]."""
+        return Records(**{name: getattr(self, name)[which] for name in Records.TYPES})
+
+    @staticmethod
+    def empty(num_classes: int) -> "Records":
+        """Return records of K classes without examples."""
+        columns = min(TOP, num_classes)
+        shapes = {name: (0, columns) if name.startswith("top_") else (0,) for name in Records.TYPES}
+        return Records(**{name: np.empty(shapes[name], dtype=kind) for name, kind in Records.TYPES.items()})
+
+    @staticmethod
+    def concatenate(parts: Sequence["Records"]) -> "Records":
+        """Join the examples of all parts, one part after the other."""
+        if not parts:
+            raise ValueError("parts must hold at least one Records, found none; use Records.empty(num_classes)")
+        columns = sorted({part.top_ids.shape[1] for part in parts})
+        if len(columns) > 1:
+            raise ValueError(f"parts must be of the same classes, found Records with {columns} top classes")
+        return Records(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Records.TYPES})
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all, and its directory if missing."""
+        columns = {name: np.ascontiguousarray(getattr(self, name)) for name in Records.TYPES}
+        write_whole(Path(path), lambda temporary: save_file(columns, temporary, metadata={"format": _FORMAT}))
+
+    @staticmethod
+    def load(path: str | Path) -> "Records":
+        """Read what `save` wrote."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: records file does not exist")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                kind = (file.metadata() or {}).get("format")
+                if kind != _FORMAT:
+                    raise ValueError(f"{path}: not a records file, its format is {kind!r} instead of {_FORMAT!r}")
+                return Records(**{name: file.get_tensor(name) for name in Records.TYPES})
+        except SafetensorError as error:
+            raise ValueError(f"{path}: incomplete records file ({error}); evaluate again to rewrite it") from error
+
+
+Records.TYPES = {column.name: column.metadata["dtype"] for column in fields(Records)}
+
+
+_BLOCK = 2**22
+
+MAX_BYTES = 64 * 2**20
+"""Bytes of the probabilities in memory at a time, [b, K] in float32."""
+
+
+class NotFiniteError(FloatingPointError, ValueError):
+    """Predictions that are NaN: training has diverged, or features are not finite."""
+
+
+@dataclass(frozen=True)
+class LabelEntries:
+    """Labels of b examples as m flat entries, each class of an example once."""
+
+    ids: Tensor  # [b], the class of each example; −1 for lists, −100 for examples to leave out
+    examples: Tensor  # [m], which example an entry belongs to, in rising order
+    classes: Tensor  # [m]
+    values: Tensor  # [m] float64, in [0, 1]
+
+    def of(self, start: int, stop: int) -> "LabelEntries":
+        """Return the entries of the examples from `start` up to `stop`, counted from 0."""
+        borders = torch.tensor([start, stop], device=self.examples.device)
+        first, last = torch.searchsorted(self.examples, borders).tolist()
+        examples = self.examples[first:last] - start
+        return LabelEntries(self.ids[start:stop], examples, self.classes[first:last], self.values[first:last])
+
+    def to(self, device: torch.device) -> "LabelEntries":
+        """Move to another device, but for the values: not every device has double precision."""
+        return LabelEntries(self.ids.to(device), self.examples.to(device), self.classes.to(device), self.values)
+
+
+def label_entries(targets: Tensor | LabelLists, batch: int, num_classes: int, link: Link) -> LabelEntries:
+    """Check class ids [b], or lists of labels (sigmoid), and convert them to entries, on the CPU."""
+    checked = check_targets(targets, torch.Size([batch]), num_classes, link)
+    if checked.ids is not None:
+        ids = checked.ids.cpu()
+        examples = (ids != IGNORE_INDEX).nonzero().flatten()
+        return LabelEntries(ids, examples, ids[examples], torch.ones(len(examples), dtype=torch.float64))
+    if checked.lists is None:
+        raise TypeError(
+            f"targets must be class ids [{batch}] or lists of labels, found one row for each example; "
+            "use LabelLists.from_sparse(rows.to_sparse())"
+        )
+    lists = checked.lists
+    key, index = torch.unique((lists.examples * num_classes + lists.classes).cpu(), return_inverse=True)
+    listed = torch.ones(len(index)) if lists.values is None else lists.values.cpu()
+    # A class that is listed twice counts its values together, at most 1, as in `LabelLists.dense`.
+    values = torch.zeros(len(key), dtype=torch.float64).index_add_(0, index, listed.double()).clamp_(max=1)
+    return LabelEntries(torch.full((batch,), -1), key // num_classes, key % num_classes, values)
+
+
+class RecordsBuilder:
+    """Gather records over batches, with the link of the head."""
+
+    def __init__(self, link: Link | str = "softmax"):
+        one_of("link", link, LINKS)
+        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
+        self._parts: list[Records] = []
+        self._num_classes: int | None = None
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    @torch.no_grad()
+    def add(self, prediction: Prediction, targets: Tensor | LabelLists, rows: np.ndarray) -> None:
+        """Add a batch.
+
+        Args:
+            prediction: `head.predict(features)` over all classes, [b, K].
+            targets: class ids [b], −100 for examples to leave out; for the sigmoid link also lists of labels. Of soft
+                labels, those of at least 0.5 count as labels for ranks and hits.
+            rows: [b] int64, which rows of the split they are.
+        """
+        log_probs = prediction.log_probs
+        if prediction.indices is not None or log_probs.dim() != 2:
+            shape = f"{list(log_probs.shape)}" + (", with top_k" if prediction.indices is not None else "")
+            raise ValueError(f"prediction must be over all classes of a batch, [b, K], found {shape}; leave out top_k")
+        batch, num_classes = log_probs.shape
+        if len(rows) != batch:
+            raise ValueError(f"rows must name the {batch} rows of the prediction, found {len(rows)}")
+        if self._num_classes not in (None, num_classes):
+            raise ValueError(f"prediction has {num_classes} classes, those before had {self._num_classes}")
+        self._num_classes = num_classes
+        if not batch:
+            return
+        labels = label_entries(targets, batch, num_classes, self.link)
+        # A few examples at a time: comparing and squaring make copies of the probabilities.
+        step = max(1, _BLOCK // num_classes)
+        parts = [
+            _measure(log_probs[first:last], prediction.probs[first:last], labels.of(first, last), self.link)
+            for first, last in zip(range(0, batch, step), range(step, batch + step, step), strict=True)
+        ]
+        measured = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+        wrong = np.isnan(measured["log_prob"]) | np.isnan(measured["top_probs"]).any(-1)
+        if wrong.any():
+            raise NotFiniteError(
+                f"prediction holds NaN for row {int(np.asarray(rows)[wrong][0])}: "
+                "the features or the head's weights are not finite"
+            )
+        top = torch.from_numpy(measured["top_ids"][:, :1]).to(log_probs.device)
+        variance = prediction.logits.covariance(top).reshape(batch)
+        records = Records(
+            rows=np.asarray(rows),
+            label=labels.ids.numpy(),
+            entropy=prediction.entropy.cpu().numpy(),
+            expected_entropy=prediction.expected_entropy.cpu().numpy(),
+            logit_std=variance.sqrt().cpu().numpy(),
+            **measured,
+        )
+        counted = records.label != IGNORE_INDEX
+        self._parts.append(records if counted.all() else records.take(counted))
+
+    def build(self) -> Records:
+        """Return the records of all batches so far."""
+        if self._num_classes is None:
+            raise ValueError("no batch was added; add predictions before build()")
+        # Joined once: the next call starts from one part.
+        self._parts = [Records.concatenate([Records.empty(self._num_classes), *self._parts])]
+        return self._parts[0]
+
+
+def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link) -> dict[str, Tensor]:
+    """Return the columns of some examples [b, K] that need all their classes; on the CPU."""
+    batch, num_classes = log_probs.shape
+    k = min(TOP, num_classes)
+    top, top_ids = log_probs.topk(k)
+    examples, classes = labels.examples.to(probs.device), labels.classes.to(probs.device)
+    own = log_probs[examples, classes]  # [m]
+
+    def summed(entries: Tensor) -> Tensor:
+        """Sum entries [m] by example, [b]."""
+        return torch.zeros(batch, dtype=torch.float64).index_add_(0, labels.examples, entries)
+
+    if link == "softmax":
+        log_prob = summed(_double(own))
+    else:
+        # log(1 − p) from log p. Where p rounds to 1, 1 − p is taken as half the spacing of numbers there.
+        nearest = -torch.finfo(log_probs.dtype).eps / 2
+        log_not_p = log_probs.clamp(max=nearest).expm1().neg_().log_()
+        log_odds = _double(own) - _double(log_not_p[examples, classes])
+        log_prob = _double(log_not_p.sum(-1)) + summed(labels.values * log_odds)
+    own_probs = _double(probs[examples, classes])
+    squared = _double(probs.square().sum(-1)) + summed(labels.values * (labels.values - 2 * own_probs))
+
+    # Entries of at least 0.5 count as labels where only yes or no will do.
+    sure = (labels.values >= 0.5).to(probs.device)
+    examples, classes = examples[sure], classes[sure]
+    # The best label of each example, −inf without.
+    best = log_probs.new_full((batch,), -torch.inf).scatter_reduce_(0, examples, own[sure], "amax").unsqueeze(-1)
+    # int32: the sum of booleans is slow in int64.
+    before = (log_probs > best).sum(-1, dtype=torch.int32)
+    ties = (log_probs == best).sum(-1, dtype=torch.int32)
+    has = torch.zeros(batch, dtype=torch.bool, device=probs.device).index_fill_(0, examples, True)
+    rank = torch.where(has, (before + (ties - 1).clamp(min=0) // 2).clamp(min=k), max(num_classes, TOP))
+    offset = torch.arange(batch, device=probs.device).unsqueeze(-1) * num_classes
+    among = torch.isin(top_ids + offset, examples * num_classes + classes)  # [b, k]
+    rank = torch.where(among.any(-1), among.int().argmax(-1).int(), rank)
+    return {
+        "log_prob": log_prob,
+        "rank": rank.cpu(),
+        "hit": among[:, 0].cpu(),
+        "top_ids": top_ids.cpu(),
+        "top_probs": top.exp().cpu(),
+        "squared": squared.clamp(min=0),
+    }
+
+
+def _double(values: Tensor) -> Tensor:
+    """Return values in double precision on the CPU: not every device has it."""
+    return values.cpu().double()
+
+
+@contextmanager
+def evaluating(*parts: object) -> Iterator[None]:
+    """Put modules in evaluation mode; afterwards each of their modules is as it was."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    before = [(module, module.training) for module in itertools.chain(*(part.modules() for part in modules))]
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,165 @@
+"""The list of commands, and what they share: errors in one line, help in sections, modules imported when they run."""
+
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+from hetxl import __version__
+from hetxl_train import plugins
+
+
+def optional(help: str, **more: Any) -> Any:
+    """Return an option whose help says in brackets what happens without it."""
+    return typer.Option(help=help, show_default=False, **more)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """Return an argument whose help says in brackets what happens without it."""
+    return typer.Argument(help=help, show_default=False, **more)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End on bad input with a message on stderr and exit code 2, without a traceback; one line unless it is a list."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        lines = [" ".join(line.split()) for line in str(error).splitlines()]
+        typer.echo("Error: " + "\n  ".join(filter(None, lines)), err=True)
+        raise typer.Exit(2) from None
+    except FloatingPointError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose errors are one line, and whose help lists its options by section: their `rich_help_panel`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with one_line_errors():
+            return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the command's own options, then a list for each section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or title, []).append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class LazyCommand(TyperCommand):
+    """The name and the help line of a command, which is loaded when it runs or its own help is requested.
+
+    The source imports and returns its function, or its typer app if it is a group.
+    """
+
+    def __init__(self, name: str, help: str, source: Callable[[], Any]):
+        super().__init__(name, short_help=help, rich_markup_mode=None)
+        self._source = source
+
+    def load(self) -> Any:
+        """Return the command itself."""
+        loaded = self._source()
+        if isinstance(loaded, typer.Typer):
+            command = get_group(loaded)
+            command.name = self.name or ""
+            return command
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(self.name, cls=SectionedCommand)(loaded)
+        return get_command(app)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context of the command itself: all that follows is its own."""
+        with one_line_errors():
+            command = self.load()
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+def lazy_group(parent: str = "", commands: Mapping[str, tuple[str, str]] | None = None) -> type[TyperGroup]:
+    """Return the class of a group with commands that are loaded when they run, and with those of plug-ins.
+
+    Args:
+        parent: the group in the names of entry points, as in `data.build`; empty for `hetxl` itself.
+        commands: for each name its "module:function" and its help line.
+    """
+
+    class Group(TyperGroup):
+        def __init__(self, **attributes: Any):
+            super().__init__(**attributes)
+            for name, (target, help) in (commands or {}).items():
+                self.add_command(LazyCommand(name, help, partial(pkgutil.resolve_name, target)))
+            installed = plugins.entries("commands")
+            for name in dict.fromkeys([*installed, *plugins.LAB_COMMANDS]):
+                group, _, leaf = name.rpartition(".")
+                if group == parent:
+                    help = plugins.LAB_COMMANDS.get(name) or f"Added by {_package(installed[name])}."
+                    self.add_command(LazyCommand(leaf, help, partial(_plugged_in, name)))
+
+    return Group
+
+
+def _plugged_in(name: str) -> Any:
+    if name not in plugins.entries("commands"):
+        raise ImportError(f"hetxl {name.replace('.', ' ')} {plugins.LAB}")
+    return plugins.load("commands", name)
+
+
+def _package(entry: Any) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+_HERE = "hetxl_train.cli"
+COMMANDS = {
+    "compare": (f"{_HERE}.train:compare", "Train every head on the same data and report which performs best."),
+    "train": (f"{_HERE}.train:train", "Train one head on your data, evaluate it, and save the run in a directory."),
+    "tune": (f"{_HERE}.train:tune", "Choose the temperature τ by one of the methods that the paper compares."),
+    "rescale": (f"{_HERE}.run:rescale", "Fit τ and the noise scale of a trained run to labels that you trust."),
+    "evaluate": (f"{_HERE}.run:evaluate", "Evaluate a run on its test split, or on other data of the same classes."),
+    "predict": (f"{_HERE}.run:predict", "Write the most probable classes of new inputs, with their uncertainty."),
+    "export": (f"{_HERE}.run:export", "Write a trained model as one file: ONNX, torch.export, or the head alone."),
+    "report": (f"{_HERE}.run:report", "Write report.html: one file with every plot and table of some runs."),
+    "params": (f"{_HERE}.params:params", "Show parameters and training memory of the four heads."),
+    "contrastive": (f"{_HERE}.contrastive:contrastive", "Train on pairs of images and texts."),
+    "data": (f"{_HERE}.data:data", "Describe datasets, and build some."),
+}
+"""For each command where it is, and its first line of help."""
+
+# Plain errors and help: one line is one line, wherever it is read. Tracebacks never show the values of variables.
+app = typer.Typer(
+    name="hetxl",
+    cls=lazy_group(commands=COMMANDS),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"hetxl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def hetxl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Classifier heads for many classes and noisy labels."""

@@ -1,0 +1,76 @@
+"""`hetxl contrastive`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetxl_train.cli.commands import SectionedCommand, argument, optional
+from hetxl_train.cli.options import Settings, config_flags, resolve
+from hetxl_train.config import ContrastiveConfig
+
+contrastive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+DATA = "icons (options as in icons:held_out=phosphor), a folder of images with .txt files, a manifest, or arrays."
+
+
+@contrastive.callback()
+def _group() -> None:
+    """Train on pairs of images and texts.
+
+    Two towers, with noise on their embeddings or without.
+    """
+
+
+@contrastive.command(cls=SectionedCommand)
+@config_flags(without=("data",), kind=ContrastiveConfig)
+def train(data: Annotated[str | None, argument(f"{DATA} [icons]")] = None, *, settings: Settings = (None, {})) -> None:
+    """Train two towers on pairs, evaluate them, and save the run in a directory.
+
+    Rerun the same command to resume from the last checkpoint.
+    """
+    from hetxl_train.training import train as run_training
+
+    run = run_training(resolve(ContrastiveConfig, settings, data=data))
+    typer.echo(f"hetxl contrastive report {run.path}   shows it")
+
+
+@contrastive.command(cls=SectionedCommand)
+def evaluate(
+    run: Annotated[Path, argument("Run directory.")],
+    data: Annotated[str | None, argument(f"{DATA} [the run's own]")] = None,
+    *,
+    samples: Annotated[
+        int, typer.Option(help="Also classify with this many noise samples; 22 in the paper.", min=0)
+    ] = 0,
+    templates: Annotated[str | None, optional("Prompts separated by | [those of the run].")] = None,
+    out: Annotated[Path | None, optional("JSON file for the results.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show zero-shot accuracy, recall both ways, and how well swapped pairs are detected."""
+    from rich.console import Console
+
+    from hetxl._files import write_json
+    from hetxl_train.evaluate_runs import contrastive_table, evaluate_contrastive_run
+    from hetxl_train.report import as_rich
+
+    result = evaluate_contrastive_run(run, data, samples=samples, templates=templates)
+    if out is not None:
+        write_json(out, result)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        Console().print(as_rich(contrastive_table(result)))
+
+
+@contrastive.command(cls=SectionedCommand)
+def report(
+    runs: Annotated[list[Path], argument("Run directories.")],
+    *,
+    out: Annotated[Path | None, optional("File to write [report.html in the first directory].")] = None,
+) -> None:
+    """Write report.html: one file with curves, tables, and test images with the names that the model gives them."""
+    from hetxl_train.report.contrastive import write_contrastive_report
+
+    typer.echo(f"Report: {write_contrastive_report(runs, out or runs[0] / 'report.html')}")

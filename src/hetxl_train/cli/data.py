@@ -1,0 +1,47 @@
+"""`hetxl data`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from hetxl_train.cli.commands import SectionedCommand, argument, lazy_group, optional
+
+DATA = "As for hetxl train: pycode, synthetic, a dataset that was built, arrays, images or a manifest."
+data = typer.Typer(cls=lazy_group("data"), no_args_is_help=True, rich_markup_mode=None)
+
+
+@data.callback()
+def _group() -> None:
+    """Describe datasets, and build some."""
+
+
+@data.command(cls=SectionedCommand)
+def describe(
+    dataset: Annotated[str, argument(DATA, metavar="DATA")],
+    *,
+    labels: Annotated[str | None, optional("File with the labels.")] = None,
+    data_seed: Annotated[int, typer.Option(help="Seed of the split, if the data has none.")] = 0,
+    label_noise: Annotated[
+        str, typer.Option(help="As for hetxl train: none, symmetric, confusable or feature-dependent.")
+    ] = "none",
+    label_noise_rate: Annotated[
+        float, typer.Option("--label-noise-rate", "--rate", help="Share of the training labels to replace.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show rows, classes and their frequencies, duplicates, and what is missing."""
+    from rich.console import Console
+
+    from hetxl_train.config import TrainConfig
+    from hetxl_train.data import describe as describe_dataset
+    from hetxl_train.data.open import open_data
+
+    config = TrainConfig(
+        data=dataset, labels=labels, data_seed=data_seed, label_noise=label_noise, label_noise_rate=label_noise_rate
+    )
+    description = describe_dataset(open_data(config))
+    if as_json:
+        typer.echo(json.dumps(description.as_dict(), indent=2))
+    else:
+        Console().print(description)

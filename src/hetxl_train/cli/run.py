@@ -1,0 +1,120 @@
+"""The commands that use trained runs: `hetxl evaluate`, `predict`, `export`, `rescale` and `report`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetxl_train.cli.commands import argument, optional
+
+RunArgument = Annotated[str, argument("Run directory.")]
+Method = Annotated[str, typer.Option(help="mc, deterministic, mean_field, probit or taylor.")]
+Samples = Annotated[int | None, optional("Number of Monte Carlo samples [as trained].")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, … or auto.")]
+
+
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str | None, argument("Other data with labels [the run's own].")] = None,
+    *,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    labels: Annotated[str | None, optional("File with the labels of DATA.")] = None,
+    method: Method = "mc",
+    num_samples: Samples = None,
+    examples: Annotated[int, typer.Option(help="At most this many; 0 for all.")] = 0,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Evaluate a run on its test split, or on other data of the same classes."""
+    from rich.console import Console
+
+    from hetxl_train.evaluate_runs import evaluate_run
+    from hetxl_train.report.tables import as_rich, text_table
+
+    metrics = evaluate_run(
+        run, data, split=split, labels=labels, method=method, num_samples=num_samples, limit=examples, device=device
+    )
+    if as_json:
+        typer.echo(json.dumps(metrics, indent=2))
+        return
+    rows = [(name, "–" if value is None else f"{value:,.4g}") for name, value in metrics.items()]
+    Console().print(as_rich(text_table(f"{run} on {data or split}", ("metric", "value"), rows)))
+
+
+def predict(
+    run: RunArgument,
+    inputs: Annotated[str, argument("Arrays, an image, a folder or a manifest.", metavar="INPUT")],
+    *,
+    out: Annotated[Path, optional("File to write: .csv, .jsonl or .parquet.")],
+    top_k: Annotated[int, typer.Option(help="Number of classes for each input.")] = 5,
+    method: Method = "mc",
+    num_samples: Samples = None,
+    seed: Annotated[int, typer.Option(help="Seed of the noise samples.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
+    device: Device = "auto",
+) -> None:
+    """Write the most probable classes of new inputs, with their uncertainty.
+
+    Each row has the top classes with their probabilities, the entropy, and what the first is confused with.
+    """
+    from hetxl_train.prediction import predict as run_prediction
+
+    options = {"method": method, "num_samples": num_samples, "seed": seed, "workers": workers, "device": device}
+    written = run_prediction(run, inputs, out, top_k=top_k, **options)
+    typer.echo(f"{written:,} rows in {out}")
+
+
+def export(
+    run: RunArgument,
+    *,
+    to: Annotated[str, typer.Option(help="onnx, torch (torch.export), or head (the head alone).")] = "onnx",
+    method: Annotated[str | None, optional("mc, deterministic, mean_field, probit or taylor [mc].")] = None,
+    samples: Samples = None,
+    top_k: Annotated[int | None, optional("Only the most probable classes and their ids [all].")] = None,
+    out: Annotated[Path | None, optional("File to write [model.onnx, model.pt2 or head.safetensors in RUN].")] = None,
+    seed: Annotated[int | None, optional("Seed of mc's fixed noise [0].")] = None,
+) -> None:
+    """Write a trained model as one file: ONNX, torch.export, or the head alone."""
+    from hetxl.profiling.parameters import format_bytes
+    from hetxl_train.export_run import export_run
+
+    written = export_run(run, to, out=out, method=method, num_samples=samples, top_k=top_k, seed=seed)
+    typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
+    if written.difference is None:
+        typer.echo("Not verified: pip install onnxruntime to compare its output with predict's", err=True)
+    else:
+        how = f"within {written.difference:.0e} of" if written.difference else "the same, to the bit, as"
+        typer.echo(f"Its probabilities are {how} predict's")
+
+
+def rescale(
+    run: RunArgument,
+    *,
+    validation: Annotated[str | None, optional("Data with labels to fit to [the run's validation split].")] = None,
+    out: Annotated[Path | None, optional("Directory of the new run [RUN-scaled].")] = None,
+    noise: Annotated[bool, typer.Option(help="Also fit the scale of the noise.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Fit τ and the noise scale of a trained run to labels that you trust.
+
+    The result is a run of its own.
+    """
+    from hetxl_train.rescale import rescale_run
+
+    typer.echo(str(rescale_run(run, out, validation=validation, noise=noise, device=device).path))
+
+
+def report(
+    runs: Annotated[list[str], argument("Directories of runs or comparisons.")],
+    *,
+    out: Annotated[Path | None, optional("File to write [report.html in the first directory].")] = None,
+) -> None:
+    """Write report.html: one file with every plot and table of some runs."""
+    from rich.console import Console
+
+    from hetxl_train.report import as_rich, compare_table, find_runs, write_report
+
+    read_runs = find_runs(runs)
+    Console().print(as_rich(compare_table(read_runs)))
+    typer.echo(f"Report: {write_report(read_runs, out or Path(runs[0]) / 'report.html')}")

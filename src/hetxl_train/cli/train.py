@@ -1,0 +1,130 @@
+"""The commands that train: `hetxl train`, `compare` and `tune`."""
+
+from typing import Annotated
+
+import typer
+
+from hetxl_train.cli.commands import argument, optional
+from hetxl_train.cli.options import Settings, config_flags, resolve, resolve_preset
+from hetxl_train.config import TrainConfig
+from hetxl_train.temperature_methods import METHODS
+
+DATA = (
+    "pycode, synthetic, words, glyphs or wordnet (options as in synthetic:noise=2), an array file or folder, images, "
+    "or a manifest."
+)
+
+CHOSEN = {"head": "--heads", "label_smoothing": "--heads", "seed": "--seeds"}
+"""Options of a run that a comparison sets, and by which flag."""
+CHOSEN_BY_SEARCH = {"temperature": "--method", "temperature_method": "--method", "temperature_held_out": "--held-out"}
+"""Options of a run that the search sets, and by which flag."""
+
+
+@config_flags(without=("data",))
+def train(data: Annotated[str | None, argument(DATA)] = None, *, settings: Settings = (None, {})) -> None:
+    """Train one head on your data, evaluate it, and save the run in a directory.
+
+    Rerun the same command to resume from the last checkpoint.
+    """
+    from hetxl_train.training import train as run_training
+
+    run = run_training(resolve(TrainConfig, settings, data=data))
+    typer.echo(f"hetxl report {run.path}   shows it; hetxl predict {run.path} INPUT --out FILE   uses it")
+
+
+@config_flags(without=("data", *CHOSEN))
+def compare(
+    data: Annotated[str | None, argument(f"{DATA} [pycode]")] = None,
+    *,
+    heads: Annotated[
+        str, optional("Heads to compare, of det, det-smoothed, het, het-h and het-xl.")
+    ] = "det,det-smoothed,het,het-h,het-xl",
+    seeds: Annotated[str, typer.Option(help="Number of seeds, or the seeds themselves as in 3,4,5.")] = "1",
+    jobs: Annotated[int | None, optional("Runs at a time, one thread each [one, on all cores].")] = None,
+    settings: Settings = (None, {}),
+) -> None:
+    """Train every head on the same data and report which performs best.
+
+    Every head starts from the same backbone, sees the same examples in the same order and takes as many steps. DET with
+    temperature scaling, and HET-XL with τ and its noise scale fitted on the validation split, are included at no extra
+    training cost. Rerun the same command to resume.
+    """
+    from rich.console import Console
+
+    from hetxl_train.comparison import compare as run_comparison
+    from hetxl_train.report import as_rich, compare_table, find_runs, write_report
+
+    config = resolve_preset(settings, data, instead=CHOSEN)
+    names = tuple(name.strip() for name in heads.split(",") if name.strip())
+    directory = run_comparison(config, heads=names, seeds=seeds_from(seeds), jobs=jobs)
+    runs = find_runs([directory])
+    Console().print(as_rich(compare_table(runs)))
+    typer.echo(f"Report: {write_report(runs, directory / 'report.html')}")
+
+
+def seeds_from(text: str) -> tuple[int, ...]:
+    """Return the seeds of a text with their number, or with the seeds themselves."""
+    try:
+        numbers = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"--seeds must be a number, or several separated by commas, found {text!r}") from None
+    if not numbers or min(numbers) < 0 or numbers == (0,):
+        raise ValueError(f"--seeds must be at least 1, or seeds such as 0,1,2, found {text!r}")
+    return tuple(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+
+
+@config_flags(without=("data", *CHOSEN_BY_SEARCH))
+def tune(
+    data: Annotated[str | None, argument(f"{DATA} [pycode]")] = None,
+    *,
+    method: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(METHODS)}; auto: by the options of a method that are set, or by the data and --trainings."
+        ),
+    ] = "auto",
+    trainings: Annotated[int | None, optional("auto: number of runs that there is time for [1].", min=1)] = None,
+    grid: Annotated[str | None, optional("grid: values of τ, separated by commas [the paper's 8].")] = None,
+    trials: Annotated[int | None, optional("bayes: runs in all, over all machines [30].", min=1)] = None,
+    parallel: Annotated[int | None, optional("bayes: runs of a step [5].", min=1)] = None,
+    search_sampler: Annotated[str | None, optional("bayes: gp, tpe; auto: gp if scipy is installed [auto].")] = None,
+    storage: Annotated[
+        str | None, optional("bayes: a journal file or any storage of optuna [OUT/study.journal].")
+    ] = None,
+    folds: Annotated[int, typer.Option(help="2: choose on the test split, for the paper's check only.")] = 3,
+    retrain: Annotated[bool, typer.Option(help="grid, bayes: end with a run on validation rows as well.")] = False,
+    held_out: Annotated[
+        float, typer.Option(help="bilevel, gradient: validate on this share of each batch, such as 0.125.")
+    ] = 0.0,
+    jobs: Annotated[int | None, optional("Runs at a time [as many as cores and memory allow].", min=1)] = None,
+    settings: Settings = (None, {}),
+) -> None:
+    """Choose the temperature τ by one of the methods that the paper compares.
+
+    Rerun the same command to resume. A run that fails does not stop the search.
+    """
+    from hetxl_train.console import Console
+    from hetxl_train.search.methods import Search
+    from hetxl_train.search.tune import recommended
+    from hetxl_train.search.tune import tune as run_search
+
+    config = resolve_preset(settings, data, instead=CHOSEN_BY_SEARCH)
+    values = {"trials": trials, "parallel": parallel, "sampler": search_sampler, "storage": storage}
+    values["grid"] = None if grid is None else _numbers(grid)
+    own = {name: value for name, value in values.items() if value is not None}
+    if method != "auto" and trainings is not None:
+        raise ValueError(f"--trainings is for --method auto, found --method {method}")
+    if method == "auto":  # the method whose options are set
+        owners = (name for name in METHODS if own.keys() & set(METHODS[name].options))
+        method = next(owners, None) or recommended(config, trainings or 1, Console())
+    own |= {"folds": folds, "retrain": retrain, "held_out": held_out, "jobs": jobs}
+    search = Search(method, **own)  # pyright: ignore[reportArgumentType]
+    path = run_search(config, search)
+    typer.echo(f"{path}   has the numbers, {path.with_name('tune.html')} the plots")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"--grid must be numbers separated by commas, found {text!r}") from None

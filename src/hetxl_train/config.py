@@ -1,0 +1,532 @@
+"""The options of a run, in groups. Attribute access is flat (`config.rank`), a function names the group that it needs
+in its signature, and the section of an option in a TOML file and in config.json is that of the group that defines it.
+
+    class TrainConfig(DataOptions, HeadOptions, …)    hetxl train
+    class ContrastiveConfig(PairOptions, …)           hetxl contrastive train
+
+An option is written once: its flag, its TOML key, its help, its default and its bounds are all in `option(…)`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import math
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hetxl.registry import (
+    COVARIANCES,
+    EVAL_SAMPLES,
+    HEAD_NAMES,
+    LINKS,
+    RANK,
+    RESIDUALS,
+    SAMPLER_NAMES,
+    TEMPERATURE,
+    TRAIN_SAMPLES,
+)
+from hetxl_train import plugins
+from hetxl_train.temperature_methods import LEARNED
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hetxl.optim import Recipe
+
+LABEL_NOISE = ("symmetric", "confusable", "feature-dependent")
+BACKBONES = ("auto", "none", "mlp", "cnn", "timm:NAME", "hf:NAME")
+CLASSIFIERS = ("linear", "sampled", "retrieved")
+TEXT_TOWERS = ("ngrams", *plugins.entries("text_encoders"))
+
+
+def option(
+    default: Any, help: str, choices: tuple[str, ...] = (), *, least: float | None = None, most: float | None = None,
+    below: float | None = None, positive: bool = False, also: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """Return a dataclass field with one sentence for `--help`, the allowed names (any value if empty) and its bounds,
+    which are inclusive but for `below`; `also` are further names of its flag."""
+    bounds = {"least": least, "most": most, "below": below, "positive": positive}
+    return field(default=default, metadata={"help": help, "choices": choices, "also": also, **bounds})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of all groups: values are converted to their types and checked when an instance is created.
+
+    A group defines `section`, its fields, and `_check`, which raises a ValueError for options that do not go together.
+    """
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self):
+        kinds = option_types(type(self))
+        for spec in dataclasses.fields(self):
+            value = _coerced(spec.name, getattr(self, spec.name), kinds[spec.name])
+            object.__setattr__(self, spec.name, value)
+            if value is not None:
+                _check_bounds(spec.name, value, spec.metadata)
+        for group in reversed(type(self).__mro__):
+            if "_check" in vars(group):
+                group._check(self)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def sections(cls) -> dict[str, str]:
+        """Return the section of every option, that of the group that defines it first, in the order of the options."""
+        groups = [group for group in cls.__mro__ if issubclass(group, Options)]
+        return {
+            spec.name: [group.section for group in groups if spec.name in group.__dataclass_fields__][-1]
+            for spec in dataclasses.fields(cls)
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options in their sections, as in a TOML file."""
+        values: dict[str, dict[str, Any]] = {}
+        for name, section in self.sections().items():
+            values.setdefault(section, {})[name] = getattr(self, name)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "configuration") -> "Self":
+        """Return the configuration of options in their sections or without; unknown keys raise a ValueError."""
+        return cls(**cls.flatten(values, where))
+
+    @classmethod
+    def flatten(cls, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return options, by name or in sections, without their sections; errors in a name say where it is from."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{where} must hold sections of options, found {type(values).__name__}")
+        sections = cls.sections()
+        flat: dict[str, Any] = {}
+
+        def take(name: str, value: Any, section: str | None) -> None:
+            if name not in sections:
+                raise ValueError(f"unknown key {name!r} in {where}{_near(name, sections)}")
+            if section is not None and sections[name] != section:
+                raise ValueError(f"{name!r} in {where} belongs in section [{sections[name]}], found in [{section}]")
+            if name in flat:
+                raise ValueError(f"{name!r} is given twice in {where}; keep one")
+            flat[name] = value
+
+        for name, value in values.items():
+            # `data`, `head` and `backbone` are both sections and options: a table is the section.
+            if not isinstance(value, Mapping):
+                take(name, value, None)
+            elif name in sections.values():
+                for key, inner in value.items():
+                    take(key, inner, name)
+            else:
+                raise ValueError(f"unknown section [{name}] in {where}{_near(name, set(sections.values()))}")
+        return flat
+
+    @classmethod
+    def read_toml(cls, path: Path) -> dict[str, Any]:
+        """Return the options of a TOML file, with every name checked."""
+        # Python 3.10 has no TOML reader of its own.
+        tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"--config {path}: no such file") from None
+        except OSError as error:
+            raise ValueError(f"--config {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"--config {path}: not valid TOML: {error}") from None
+        return cls.flatten(values, str(path))
+
+
+# ---- groups that both tasks share
+
+
+@dataclass(frozen=True)
+class SourceOptions(Options):
+    """Which data, and how it is read."""
+
+    section: ClassVar[str] = "data"
+
+    data: str = option("pycode", "pycode, synthetic (options as in synthetic:noise=2), an installed dataset or a path.")
+    data_seed: int = option(0, "Seed of the split of data without splits, and of built-in data.", least=0)
+    image_size: int = option(224, "Height and width that images are resized to.", least=8)
+    workers: int = option(2, "Processes that decode images.", least=0)
+
+
+@dataclass(frozen=True)
+class OptimOptions(Options):
+    """Length, batches, optimiser and seed of a run."""
+
+    section: ClassVar[str] = "training"
+
+    steps: int | None = option(None, "Optimiser steps; instead of --epochs.", least=1)
+    epochs: float | None = option(
+        None, "Number of epochs [1, or enough for 1,000 steps on small data; see docs/training.md].", least=0
+    )
+    batch_size: int = option(256, "Examples of an optimiser step, over all processes.", least=1)
+    learning_rate: float = option(1e-3, "Peak learning rate of AdamW.", positive=True)
+    noise_learning_rate: float = option(1.0, "Learning rate of the covariance, as a multiple.", least=0)
+    warmup: float = option(0.05, "Steps of linear warm-up; below 1 a share of all steps.", least=0)
+    warmup_from: float = option(1e-5, "Learning rate that warm-up starts from.", least=0)
+    schedule: str = option("cosine", "Decay to zero.", ("linear", "cosine", "constant"))
+    weight_decay: float = option(0.01, "Decoupled weight decay; none on τ, biases and norms.", least=0)
+    beta1: float = option(0.9, "AdamW's first decay rate.", least=0, below=1)
+    beta2: float = option(0.999, "AdamW's second decay rate.", least=0, below=1)
+    clip: float = option(1.0, "Largest norm of the gradient; 0 for no limit.", least=0)
+    precision: str = option("float32", "Precision of matrix products.", ("float32", "bfloat16", "float16"))
+    seed: int = option(0, "Seed of the initial weights, the order of the data and all noise.", least=0)
+    device: str = option("auto", "cpu, cuda, mps, …; auto takes an accelerator if available.")
+
+    @functools.cached_property
+    def recipe(self) -> "Recipe":
+        """The optimiser's options, for `hetxl.optim`."""
+        from hetxl.optim import Recipe  # with it comes torch, which reading options does not need
+
+        return Recipe(**{spec.name: getattr(self, spec.name) for spec in dataclasses.fields(Recipe)
+                         if hasattr(self, spec.name)})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputOptions(Options):
+    """Where a run is written, and how often it is evaluated and saved."""
+
+    section: ClassVar[str] = "output"
+
+    out: str | None = option(None, "Directory of the run [runs/DATA-HEAD].")
+    evaluate_every: int | None = option(None, "Steps between evaluations [a tenth of the run].", least=1)
+    checkpoint_every: int | None = option(None, "Steps between checkpoints [as evaluations].", least=1)
+    keep: int = option(2, "Number of recent checkpoints to keep, beside the best.", least=1)
+    log_every: int = option(10, "Steps between lines of log.jsonl.", least=1)
+    tensorboard: bool = option(False, "Also write TensorBoard's event files.")
+
+
+# ---- classification
+
+
+@dataclass(frozen=True)
+class DataOptions(SourceOptions):
+    """Labelled data, and noise put on its labels."""
+
+    labels: str | None = option(None, "File with the labels, if they are not beside the features.")
+    validation: str | None = option(None, "Path of the validation split, if it is apart.")
+    test: str | None = option(None, "Path of the test split, if it is apart.")
+    label_noise: str = option("none", "Replace training labels by wrong ones.", ("none", *LABEL_NOISE))
+    label_noise_rate: float = option(0.0, "Share of the training labels to replace.", least=0, most=1, also=("--rate",))
+
+    def _check(self) -> None:
+        if self.label_noise != "none" and not self.label_noise_rate:
+            raise ValueError(f"label_noise is {self.label_noise!r} and label_noise_rate 0; give a rate, such as 0.2")
+        if self.label_noise == "none" and self.label_noise_rate:
+            names = ", ".join(LABEL_NOISE)
+            raise ValueError(f"label_noise_rate is {self.label_noise_rate} and label_noise none; choose {names}")
+
+
+@dataclass(frozen=True)
+class HeadOptions(Options):
+    """The head, its covariance, its temperature and its classifier."""
+
+    section: ClassVar[str] = "head"
+
+    head: str = option("het-xl", "The head.", HEAD_NAMES)
+    link: str = option("auto", "auto: sigmoid for several labels per example.", ("auto", *LINKS))
+    classifier: str = option(
+        "linear", "Behind the head; sampled and retrieved train on few classes per step.", CLASSIFIERS
+    )
+    negatives: int = option(1024, "Sampled: classes drawn for a batch; retrieved: beside the neighbours.", least=1)
+    neighbours: int = option(32, "Retrieved: nearest classes of each example.", least=1)
+    rank: int = option(RANK, "R, rank of the covariance.", least=0)
+    covariance: str = option("efficient", "Form of the covariance.", COVARIANCES)
+    residual: str = option("rank1", "Component of the covariance beside its factors.", RESIDUALS)
+    noise_init: float = option(0.1, "Scale of the noise at the start; the paper's authors use 1.", positive=True)
+    noise_scale: float = option(1.0, "Factor of the noise outside training; 0 removes it.", least=0)
+    noise_features: int | None = option(None, "HET-XL: size M of a noise space of its own.", least=1)
+    buckets: int | None = option(None, "HET-H: buckets H [D].", least=1)
+    temperature: str = option(
+        str(TEMPERATURE), "Temperature τ: a number, learned, or auto (learned if the data and the steps suffice)."
+    )
+    temperature_init: float = option(1.0, "Initial value of a learned τ; the paper uses the middle, 2.525.",
+                                     positive=True)  # fmt: skip
+    temperature_low: float = option(0.05, "Lower bound of a learned τ.", positive=True)
+    temperature_high: float = option(5.0, "Upper bound of a learned τ.", positive=True)
+    train_samples: int = option(TRAIN_SAMPLES, "S in training.", least=1)
+    eval_samples: int = option(EVAL_SAMPLES, "S in evaluation and prediction.", least=1)
+    sampler: str = option("orthogonal", "How standard normals are drawn.", SAMPLER_NAMES)
+    bias_init: float | None = option(None, "Initial bias of the classifier [as nn.Linear's; sigmoid: −10].")
+
+    def _check(self) -> None:
+        if self.temperature not in ("auto", "learned"):
+            try:
+                positive = 0 < float(self.temperature) < math.inf
+            except ValueError:
+                positive = False
+            if not positive:
+                raise ValueError(f"temperature must be a positive number, learned or auto, found {self.temperature!r}")
+        if self.temperature == "learned" and not self.temperature_low < self.temperature_init < self.temperature_high:
+            raise ValueError(
+                f"temperature_init must lie between temperature_low, {self.temperature_low:g}, and temperature_high, "
+                f"{self.temperature_high:g}, found {self.temperature_init:g}"
+            )
+        if self.classifier != "linear" and (self.head not in ("det", "het-xl") or self.noise_features is not None):
+            head = f"head = {self.head}" + ("" if self.noise_features is None else " with noise_features")
+            heads = "head = det, or het-xl without noise_features"
+            raise ValueError(f"classifier = {self.classifier} goes with {heads}, found {head}")
+
+
+@dataclass(frozen=True)
+class BackboneOptions(Options):
+    """The network in front of the head."""
+
+    section: ClassVar[str] = "backbone"
+
+    backbone: str = option("auto", f"{', '.join(BACKBONES)}; auto: none, mlp for tokens, cnn for images.")
+    features: int | None = option(None, "D, output size of mlp and cnn [128; cnn 256].", least=1)
+    width: int | None = option(None, "Hidden width of mlp, channels of cnn's first stage [512; 32].", least=1)
+    depth: int = option(2, "Hidden layers of mlp; blocks in each stage of cnn.", least=1)
+    embedding: int = option(64, "Size of a token's embedding.", least=1)
+    dropout: float = option(0.0, "Dropout of mlp.", least=0, below=1)
+    normalize_features: bool = option(False, "Scale every example's features to the length √D.")
+    frozen: bool = option(False, "Train only the head; features are computed once.")
+    pretrained: bool = option(True, "timm and hf: start from published weights.")
+
+
+@dataclass(frozen=True)
+class ClassifierOptimOptions(OptimOptions):
+    """Optimisation of a classifier: also how its temperature is trained."""
+
+    accumulate: int = option(1, "Gradient accumulation steps.", least=1)
+    temperature_learning_rate: float = option(0.1, "Learning rate of a learned τ, as a multiple.", least=0)
+    temperature_hold: float = option(0.0, "Share of the steps for which a learned τ stays at its start.",
+                                     least=0, most=1)  # fmt: skip
+    temperature_prior: float = option(0.0, "Weight of the penalty (log τ)² on a learned τ.", least=0)
+    temperature_method: str = option(
+        "train", "Loss that a learned τ follows: that of training, or of validation.", LEARNED
+    )
+    temperature_held_out: float = option(
+        0.0, "Share of each batch that gradient and bilevel validate on; 0: the validation split.", least=0, below=1
+    )
+    noise_weight_decay: float | None = option(None, "Weight decay of the covariance [as weight_decay].", least=0)
+    ema: float = option(
+        0.0, "Decay of a moving average of the weights, used in evaluation; 0 for none.", least=0, below=1
+    )
+    label_smoothing: float = option(0.0, "Share of the target spread over all classes (softmax).", least=0, below=1)
+    patience: int = option(0, "Stop after this many evaluations without a better validation NLL; 0: never.", least=0)
+
+    def _check(self) -> None:
+        method, held_out = self.temperature_method, self.temperature_held_out
+        if self.batch_size % self.accumulate:
+            sizes = f"{self.batch_size} and {self.accumulate}"
+            raise ValueError(f"batch_size must be a multiple of accumulate, found {sizes}")
+        if method == "train" and held_out:
+            raise ValueError(
+                f"temperature_held_out is {held_out:g} and temperature_method train; choose gradient or bilevel"
+            )
+        if method != "train" and self.precision == "float16":
+            raise ValueError(f"temperature_method = {method} goes with precision = float32 or bfloat16, found float16")
+
+
+@dataclass(frozen=True)
+class ClassifierOutputOptions(OutputOptions):
+    """Output of a classifier's run: also how many examples its evaluations take."""
+
+    evaluation_examples: int = option(5000, "Validation examples of those evaluations; 0 for all.", least=0)
+    test_examples: int = option(0, "Test examples of the last evaluation; 0 for all.", least=0)
+
+
+# Fields come from the last base to the first: this order is that of the flags and of config.json.
+@dataclass(frozen=True)
+class TrainConfig(ClassifierOutputOptions, ClassifierOptimOptions, BackboneOptions, HeadOptions, DataOptions):
+    """Everything that the run of a classifier depends on; saved with the run as `config.json`."""
+
+    def _check(self) -> None:
+        method = self.temperature_method
+        if method != "train" and self.temperature != "learned":
+            raise ValueError(f"temperature_method = {method} needs temperature = learned, found {self.temperature}")
+        if method == "bilevel" and self.classifier != "linear":
+            raise ValueError(f"temperature_method = bilevel needs classifier = linear, found {self.classifier}")
+        if self.label_smoothing and self.classifier != "linear":
+            raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
+        if self.label_smoothing and self.link == "sigmoid":
+            raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
+
+
+# ---- contrastive learning
+
+
+@dataclass(frozen=True)
+class PairOptions(SourceOptions):
+    """Pairs of images and texts, and swaps among them."""
+
+    data: str = option("icons", "icons (options as in icons:held_out=phosphor), a directory, manifest or arrays.")
+    data_seed: int = option(0, "Seed of the split of data without splits, and of the swaps.", least=0)
+    image_size: int = option(64, "Height and width that images from files are resized to.", least=8)
+    swap: float = option(0.0, "Share of the training pairs whose texts are swapped.", least=0, most=1)
+    swap_within: bool = option(False, "Swap within categories.")
+
+    def _check(self) -> None:
+        if self.swap_within and not self.swap:
+            raise ValueError("swap_within is on and swap 0; give a share, such as --swap 0.2")
+
+
+@dataclass(frozen=True)
+class EmbeddingNoiseOptions(Options):
+    """The contrastive loss, and the noise on the embeddings."""
+
+    section: ClassVar[str] = "head"
+
+    head: str = option("het-xl", "het-xl has noise on the embeddings, det none.", ("det", "het-xl"))
+    link: str = option("softmax", "softmax is CLIP's loss, sigmoid SigLIP's.", LINKS)
+    noise: str = option("both", "Towers that have noise (het-xl).", ("both", "image", "text"))
+    covariance: str = option("low_rank", "Form of the covariance.", COVARIANCES)
+    rank: int = option(15, "R, rank of the covariance.", least=0)
+    residual: str = option("rank1", "Component of the covariance beside its factors.", RESIDUALS)
+    noise_init: float = option(
+        0.1, "Length of the noise at the start, relative to that of an embedding.", positive=True
+    )
+    noise_group: int = option(256, "Examples that share the coefficients of a sample, at most; 1 for none.", least=1)
+    samples: int = option(1, "S in training.", least=1)
+    eval_samples: int = option(0, "S of a second zero-shot evaluation, beside that without noise; 0 for none.", least=0)
+    normalize: str = option("before", "When embeddings are scaled to length 1.", ("before", "after", "both", "none"))
+    scale_init: float | None = option(None, "Initial value of the learned scale of the logits [3; det 10].",
+                                      positive=True)  # fmt: skip
+    bias_init: float = option(-10.0, "Initial value of the learned bias (sigmoid).")
+    max_scale: float = option(100.0, "Bound of the learned scale.", positive=True)
+
+    def _check(self) -> None:
+        if self.scale_init is not None and self.scale_init > self.max_scale:
+            raise ValueError(f"scale_init must be at most max_scale = {self.max_scale:g}, found {self.scale_init:g}")
+
+    @property
+    def noise_side(self) -> str:
+        """Which embeddings have noise: none for DET."""
+        return "none" if self.head == "det" else self.noise
+
+
+@dataclass(frozen=True)
+class TowerOptions(Options):
+    """The image tower, the text tower and the prompts."""
+
+    section: ClassVar[str] = "towers"
+
+    features: int = option(128, "D, size of the embeddings.", least=1)
+    width: int = option(8, "Channels of the image tower's first stage, a multiple of 8.", least=8)
+    depth: int = option(1, "Blocks in each of its stages.", least=1)
+    text: str = option("ngrams", "Text tower: trained n-grams, or a locked encoder.", TEXT_TOWERS)
+    buckets: int = option(16384, "ngrams: buckets of the hashed character n-grams.", least=1)
+    embedding: int = option(128, "ngrams: size of an n-gram's vector.", least=1)
+    text_width: int = option(256, "ngrams: width of the hidden layers.", least=1)
+    text_depth: int = option(1, "ngrams: hidden layers.", least=1)
+    dropout: float = option(0.0, "ngrams: dropout after every hidden layer.", least=0, below=1)
+    templates: str = option(
+        "{}", "Prompts that texts are put into, separated by |, as in '{}|an icon of {}': at random in training."
+    )
+
+    def _check(self) -> None:
+        if self.width % 8:
+            raise ValueError(f"width must be a multiple of 8, found {self.width}")
+        for template in self.prompts:
+            if template.count("{}") != 1:
+                raise ValueError(f"templates must hold {{}} once each, where the text goes, found {template!r}")
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The templates as a tuple."""
+        return tuple(self.templates.split("|"))
+
+
+@dataclass(frozen=True)
+class PairOptimOptions(OptimOptions):
+    """Optimisation of two towers: its own defaults, and a learning rate of the scale."""
+
+    epochs: float = option(7.0, "Number of epochs.", least=0)  # pyright: ignore[reportIncompatibleVariableOverride]
+    batch_size: int = option(256, "Pairs of a step, over all processes.", least=2)
+    learning_rate: float = option(
+        1.6e-2, "Peak learning rate of AdamW; small towers trained from scratch need a high one.", positive=True
+    )
+    noise_learning_rate: float = option(
+        0.01, "Learning rate of the covariance, as a multiple: its many weights run ahead in short runs.", least=0
+    )
+    scale_learning_rate: float = option(
+        10.0, "Learning rate of the scale and bias of the logits, as a multiple: short runs need it.", least=0
+    )
+    weight_decay: float = option(0.01, "Decoupled weight decay; none on the scale, biases and norms.", least=0)
+    precision: str = option("float32", "Precision of the towers' matrix products.", ("float32", "bfloat16"))
+    seed: int = option(0, "Seed of the initial weights, the order of the pairs and all noise.", least=0)
+
+
+@dataclass(frozen=True)
+class PairOutputOptions(OutputOptions):
+    """Output of a contrastive run: also how many pairs its evaluations take."""
+
+    out: str | None = option(None, "Directory of the run [runs/contrastive-DATA-HEAD].")
+    evaluate_every: int | None = option(None, "Steps between evaluations [a fifth of the run].", least=1)
+    keep: int = option(2, "Number of recent checkpoints to keep.", least=1)
+    evaluation_pairs: int = option(2000, "Validation pairs of those evaluations; 0 for all.", least=0)
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig(PairOutputOptions, PairOptimOptions, TowerOptions, EmbeddingNoiseOptions, PairOptions):
+    """Everything that a contrastive run depends on; saved with the run as `config.json`."""
+
+    # The loop reads these of every configuration. The loss needs the whole batch at once: it is not cut.
+    accumulate: ClassVar[int] = 1
+    ema: ClassVar[float] = 0.0
+    patience: ClassVar[int] = 0
+
+
+RunConfig = TrainConfig | ContrastiveConfig
+"""The configuration of a run of any task."""
+Config = typing.TypeVar("Config", TrainConfig, ContrastiveConfig)
+
+
+# ---- checks
+
+
+@functools.cache  # reading all hints takes milliseconds, and studies create hundreds of configurations
+def option_types(cls: type[Options]) -> dict[str, tuple[type, bool]]:
+    """Return the type of every option, and whether it may be None."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        optional = isinstance(hint, types.UnionType)
+        kinds[name] = (next(kind for kind in hint.__args__ if kind is not type(None)) if optional else hint, optional)
+    return kinds
+
+
+def _coerced(name: str, value: Any, expected: tuple[type, bool]) -> Any:
+    """Return the value as its type; numbers may be written either way where nothing is lost."""
+    kind, optional = expected
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and name == "temperature" and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        required = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false"}
+        raise ValueError(f"{name} must be {required[kind.__name__]}, found {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, found {value}")
+    return value
+
+
+def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise for a value that is not among the choices of its option, or outside its bounds."""
+    choices, least, most, below = (metadata[key] for key in ("choices", "least", "most", "below"))
+    if choices and value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, found {value!r}{_near(value, choices)}")
+    if metadata["positive"] and not value > 0:
+        raise ValueError(f"{name} must be positive, found {value}")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be in [{least}, {most}], found {value}")
+    if below is not None and not least <= value < below:
+        raise ValueError(f"{name} must be in [{least}, {below}), found {value}")
+    if least is not None and not value >= least:
+        raise ValueError(f"{name} must be at least {least}, found {value}")
+
+
+def _near(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,148 @@
+"""Evaluation of a model on a split, in one pass, with a record of every example."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl._checks import integer_at_least, one_of
+from hetxl.functional import IGNORE_INDEX
+from hetxl.functional.engine.predict import METHODS
+from hetxl.metrics.confusions import ConfusionCounter
+from hetxl.metrics.records import MAX_BYTES, Records, RecordsBuilder, evaluating
+from hetxl.nn import Head
+from hetxl_train.console import progress_bar
+from hetxl_train.data.dataset import Split, Unreadable
+from hetxl_train.estimate import now
+from hetxl_train.loaders import Reader, blocks, reader
+from hetxl_train.model import Model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of an evaluation."""
+
+    records: Records  # of every example that could be read and has a label
+    pairs: list[dict[str, Any]]  # the 20 pairs of classes that matter most, as `ConfusionCounter.pairs` gives them
+    unreadable: list[Unreadable]
+    seconds: float  # of prediction alone: backbone and head, without reading and counting
+    confusions: ConfusionCounter | None = None  # all pairs; None if they were not counted
+
+
+@torch.no_grad()
+def evaluate(
+    features_of: Callable[[Tensor], Tensor], head: Head, split: Split, *, batch_size: int = 256, method: str = "mc",
+    num_samples: int | None = None, seed: int = 0, limit: int | None = None, device: torch.device | str = "cpu",
+    confusions: bool = True, class_names: Sequence[str] | None = None, quiet: bool = False,
+    fetch: Reader | None = None,
+) -> Evaluation:  # fmt: skip
+    """Predict every example of a split and record each.
+
+    Modules are in evaluation mode meanwhile, and as they were afterwards. All draws come from `seed`: the same call
+    gives the same numbers to the bit, and torch's own generators are left as they were.
+
+    Args:
+        features_of: the backbone, inputs [b, ...] → features [b, D]; a module or a function, on `device`.
+        split: with labels; rows with the label −100 are left out.
+        batch_size: examples that go through the backbone at a time; the head takes fewer at a time when [b, K]
+            probabilities would need more than 64 MiB.
+        method: of `head.predict`.
+        num_samples: S, the head's `eval_samples` without.
+        limit: at most this many rows, the same random ones whatever the model and the seed.
+        device: of the head, where inputs are moved to.
+        confusions: whether to count pairs of classes.
+        class_names: K names for `Evaluation.pairs`; ids without.
+        quiet: whether to show no bar on the terminal.
+        fetch: reads batches of rows in their order, such as in worker processes: takes an iterable of rows [b] and
+            gives a `Fetched` for each; None for `map(split.fetch, …)`.
+    """
+    integer_at_least("batch_size", batch_size, 1)
+    integer_at_least("seed", seed, 0)
+    one_of("method", method, METHODS)
+    if class_names is not None and len(class_names) != head.num_classes:
+        raise ValueError(f"class_names must be {head.num_classes} names, one for each class, found {len(class_names)}")
+    if split.labels.multi and head.link != "sigmoid":
+        raise ValueError('split has any number of labels for each row, and head link="softmax"; use link="sigmoid"')
+    rows = _rows_of(split, limit)
+    device = torch.device(device)
+    batches = blocks(rows, batch_size)
+    builder = RecordsBuilder(head.link)
+    counter = ConfusionCounter() if confusions else None
+    unreadable: list[Unreadable] = []
+    generator = torch.Generator(device).manual_seed(seed)
+    seconds, size = 0.0, None
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(features_of, head))
+        # A backbone that draws from torch's own generators gets the same draws each time, and leaves no trace.
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        torch.manual_seed(seed)
+        advance = None if quiet else stack.enter_context(progress_bar("evaluating", len(rows)))
+        for fetched in map(split.fetch, batches) if fetch is None else fetch(batches):
+            unreadable.extend(fetched.unreadable)
+            if len(fetched.rows):
+                inputs = fetched.inputs.to(device, non_blocking=True)
+                start = now(device)
+                features = features_of(inputs)
+                seconds += now(device) - start
+                size = size or _block_size(head, features, num_samples)
+                for part, some in zip(features.split(size), blocks(fetched.rows, size), strict=True):
+                    start = now(device)
+                    prediction = head.predict(part, method=method, num_samples=num_samples, generator=generator)
+                    seconds += now(device) - start
+                    targets = split.labels.take(some)
+                    builder.add(prediction, targets, some)
+                    if counter is not None:
+                        counter.add(prediction, targets)
+            if advance is not None:
+                advance(len(fetched.rows) + len(fetched.unreadable))
+    if not len(builder):
+        reason = f": {unreadable[0].path}: {unreadable[0].reason}" if unreadable else ""
+        raise ValueError(f"split: none of its {len(rows)} rows could be read{reason}")
+    pairs = [] if counter is None else counter.pairs(names=class_names)
+    return Evaluation(builder.build(), pairs, unreadable, seconds, counter)
+
+
+def evaluate_split(
+    model: Model, split: Split, *, limit: int = 0, workers: int = 0, confusions: bool = False, **options: Any,
+) -> Evaluation:  # fmt: skip
+    """Evaluate a model on its device, reading images in worker processes; other options as of `evaluate`.
+
+    A limit of 0 takes all rows.
+    """
+    return evaluate(
+        model.backbone,
+        model.head,
+        split,
+        limit=limit or None,
+        device=next(model.parameters()).device,
+        confusions=confusions,
+        fetch=reader(split, workers),
+        **options,
+    )
+
+
+def _rows_of(split: Split, limit: int | None) -> np.ndarray:
+    """Return the rows to evaluate, ascending; raise if there are none."""
+    rows = np.arange(len(split))
+    if not split.labels.multi:
+        rows = np.flatnonzero(np.asarray(split.labels.ids) != IGNORE_INDEX)
+    if not len(rows):
+        raise ValueError(f"split has no row with a label among its {len(split)}; to predict, use head.predict")
+    if limit is not None and integer_at_least("limit", limit, 1) < len(rows):
+        # Its own fixed seed: models and seeds are compared on the same rows.
+        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
+    return rows
+
+
+def _block_size(head: Head, features: Tensor, num_samples: int | None) -> int:
+    """Return the number of examples that the head may predict at a time."""
+    each = 4 * head.num_classes
+    distribution = head.logit_distribution(features[:1])
+    if distribution.opaque:
+        # Every sample goes through such a classifier by itself, and so does every factor.
+        each *= max(num_samples or head.eval_samples, distribution.size)
+    return max(1, MAX_BYTES // each)

@@ -1,0 +1,98 @@
+"""The most telling examples: those a model is most and least certain of, and its most confident errors."""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hetxl._checks import integer_at_least
+from hetxl.metrics.records import Records
+from hetxl_train.data.dataset import Shown, Split
+from hetxl_train.data.images import read_image, require_pillow
+
+THUMBNAIL = 96
+"""Pixels of the longer side of an image."""
+
+
+def extreme_examples(
+    records: Records, split: Split, class_names: Sequence[str], k: int = 8
+) -> dict[str, list[dict[str, Any]]]:
+    """Return examples of a split to show, at most k of each kind, ready for JSON.
+
+    Returns:
+        most_certain: those with the lowest entropy, lowest first.
+        least_certain: those with the highest, highest first.
+        most_wrong: errors whose label the model finds least likely (lowest `log_prob`), which may be errors of the
+            label.
+
+        Each is a dict of "row", "text", "image" (a small image as a data: address), "path" (of the image), "label"
+        (its name, or a list of names), "top" (pairs of name and probability), "entropy" and "hit"; what the data
+        lacks is None.
+    """
+    integer_at_least("k", k, 1)
+    errors = np.flatnonzero(~records.hit)
+    orders = {
+        "most_certain": np.lexsort((records.rows, records.entropy)),
+        "least_certain": np.lexsort((records.rows, -records.entropy)),
+        "most_wrong": errors[np.lexsort((records.rows[errors], records.log_prob[errors]))],
+    }
+    return {
+        name: [_entry(records, int(index), split, class_names) for index in order[:k]] for name, order in orders.items()
+    }
+
+
+def thumbnail(path: str, size: int = THUMBNAIL) -> str | None:
+    """Return a JPEG of at most `size` pixels a side of an image as a data: address; None when it cannot be read."""
+    require_pillow()
+    try:
+        image = read_image(path)
+    except (OSError, ValueError):
+        return None
+    image.thumbnail((size, size))
+    return _address(image, "JPEG", quality=80)
+
+
+def embedded(pixels: np.ndarray, size: int = THUMBNAIL) -> str:
+    """Return a PNG of uint8 pixels, [H, W] or [H, W, 3], as a data: address. Small ones are enlarged to about `size`
+    pixels a side, each pixel to a square."""
+    require_pillow()
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    factor = size // max(image.size)
+    if factor > 1:
+        image = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
+    image.thumbnail((size, size))
+    return _address(image, "PNG", optimize=True)
+
+
+def _address(image: Any, format: str, **options: Any) -> str:
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return f"data:image/{format.lower()};base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def image_of(shown: Shown) -> str | None:
+    """Return what can be seen of an example as a data: address; None if there is no image."""
+    if shown.pixels is not None:
+        return embedded(shown.pixels)
+    return None if shown.image is None else thumbnail(shown.image)
+
+
+def _entry(records: Records, index: int, split: Split, class_names: Sequence[str]) -> dict[str, Any]:
+    row, label = int(records.rows[index]), int(records.label[index])
+    shown, top = split.show(row), zip(records.top_ids[index], records.top_probs[index], strict=True)
+    labels = [label] if label >= 0 else split.labels.subset(np.array([row])).ids
+    names = [class_names[int(number)] for number in labels]
+    return {
+        "row": row,
+        "text": shown.text,
+        "image": image_of(shown),
+        "path": shown.image,
+        "label": names[0] if label >= 0 else names,
+        "top": [[class_names[int(number)], float(prob)] for number, prob in top],
+        "entropy": float(records.entropy[index]),
+        "hit": bool(records.hit[index]),
+    }

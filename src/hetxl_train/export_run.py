@@ -1,0 +1,114 @@
+"""`hetxl export`: the trained model of a run as a file for another program."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetxl._checks import one_of
+from hetxl.integrations.export import TOLERANCE, Exportable, exportable, to_onnx, to_torch
+from hetxl.integrations.export.head_file import load_head, save_head
+from hetxl.integrations.export.module import fixed_noise
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import InputSpec
+from hetxl_train.model import Model
+from hetxl_train.runs import load_run
+
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
+"""Export formats, with the suffixes of their files."""
+
+EXAMPLES = 8
+"""Random inputs that the exported model is compared on."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """An exported file."""
+
+    path: Path
+    size: int  # bytes, of all files where an ONNX model has two
+    what: str  # its content in one line
+    difference: float | None  # of its probabilities from those of `head.predict`, at most; None if not compared
+
+
+def export_run(
+    run: str | Path, to: str = "onnx", *, out: str | Path | None = None, method: str | None = None,
+    num_samples: int | None = None, top_k: int | None = None, seed: int | None = None, console: Console | None = None,
+) -> Written:  # fmt: skip
+    """Write the trained model of a run, with its class names, and compare the file with `head.predict`.
+
+    Args:
+        to: "onnx", "torch" (`torch.export`), both of the whole model; or "head", the head alone with its configuration.
+        out: the file; RUN/model.onnx, RUN/model.pt2 or RUN/head.safetensors without.
+        method: as of `head.predict`; "mc" without. This and the following are not for "head".
+        num_samples: S; the run's `eval_samples` without.
+        top_k: only the k most probable classes.
+        seed: of the fixed noise; 0 without.
+    """
+    one_of("--to", to, SUFFIXES)
+    options = {"--method": method, "--samples": num_samples, "--top-k": top_k, "--seed": seed}
+    named = [name for name, value in options.items() if value is not None]
+    if to == "head" and named:
+        raise ValueError(f"{', '.join(named)}: not for --to head, which holds the weights; give them when it predicts")
+    name = "head" if to == "head" else "model"
+    path = Path(run) / f"{name}{SUFFIXES[to]}" if out is None else Path(out)
+    if path.suffix != SUFFIXES[to]:
+        raise ValueError(f"--out must end in {SUFFIXES[to]} for --to {to}, found {path}")
+    with (console or Console()).bar("exporting", 2) as bar:
+        bar.to(0, "reading the run")
+        trained = load_run(run)
+        inputs = random_inputs(trained.spec, EXAMPLES)
+        bar.to(1, f"writing {path}")
+        if to == "head":
+            save_head(trained.model.head, path, class_names=trained.class_names)
+            what = f"{type(trained.model.head).__name__} with {len(trained.class_names):,} class names"
+            return Written(path, path.stat().st_size, what, _head_difference(trained.model, path, inputs))
+        module = exportable(
+            trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=0 if seed is None else seed
+        )
+        difference = predict_difference(trained.model, module, inputs)
+        if to == "onnx":
+            kind = trained.spec.kind
+            written = to_onnx(module, path, inputs, input_names=[kind], class_names=trained.class_names)
+        else:
+            written = to_torch(module, path, inputs, class_names=trained.class_names)
+    size = sum(file.stat().st_size for file in (path, Path(f"{path}.data")) if file.exists())
+    return Written(path, size, _describe(module, trained.spec), None if written is None else written + difference)
+
+
+def random_inputs(spec: InputSpec, count: int) -> Tensor:
+    """Return random inputs of the kind a model takes, [count, ...], always the same."""
+    generator = torch.Generator().manual_seed(0)
+    if spec.kind == "tokens":
+        return torch.randint(spec.vocabulary, (count, *spec.shape), generator=generator)
+    return torch.randn(count, *spec.shape, generator=generator)
+
+
+@torch.no_grad()
+def predict_difference(model: Model, module: Exportable, inputs: Tensor) -> float:
+    """Return the largest difference between a module's probabilities and those of `head.predict`, same noise."""
+    prediction = model.head.predict(model.backbone(inputs), method=module.fixed.method, noise=module.noise)
+    largest = float((module.probabilities(inputs) - prediction.probs).abs().max())
+    if not largest <= TOLERANCE:
+        raise ValueError(
+            f"the exported probabilities differ from predict's by {largest:.1e}, more than {TOLERANCE:g}; "
+            "large logits lose digits: use another --method"
+        )
+    return largest
+
+
+@torch.no_grad()
+def _head_difference(model: Model, path: Path, inputs: Tensor) -> float:
+    features, head, read = model.backbone(inputs), model.head, load_head(path)
+    noise = None if head.covariance is None else fixed_noise(head, 16, 0)
+    return float((read.predict(features, noise=noise).probs - head.predict(features, noise=noise).probs).abs().max())
+
+
+def _describe(module: Exportable, spec: InputSpec) -> str:
+    about = module.about
+    how = about["method"] + (f" with {about['num_samples']:,} samples" if "num_samples" in about else "")
+    inputs = ", ".join(map(str, spec.shape))
+    k = module.top_k
+    outputs = f"probs [B, {about['num_classes']}]" if k is None else f"probs and classes [B, {k}]"
+    return f"{how}, {spec.kind} [B, {inputs}] to {outputs}"

@@ -1,0 +1,262 @@
+"""The training loop, for any task. Its state after a step is a function of the configuration, the data and the state
+before it: all randomness is seeded by the step, so an interrupted run resumes bit-exactly."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from hetxl.optim import learning_rate_at, set_learning_rate
+from hetxl_train.checkpoint import Checkpoint, CheckpointError, Checkpoints, load_moments, load_weights, tensors_of
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import UnreadableExamples
+from hetxl_train.loaders import Feed, Parts, batches
+from hetxl_train.runs import Log
+from hetxl_train.tasks import Task
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Progress:
+    """The state of a run beside its weights."""
+
+    step: int = 0  # steps done
+    seconds: float = 0.0  # spent in them
+    loss_sum: float = 0.0  # of the steps since the last line of the log
+    loss_count: int = 0  # number of these steps
+    best_nll: float | None = None  # lowest validation loss; None before the first evaluation
+    since_best: int = 0  # evaluations since then
+    stopped: bool = False  # whether the run ended early
+
+
+class Trainer:
+    """Train the model of a task; `unreadable` counts examples that cannot be read."""
+
+    def __init__(self, task: Task, checkpoints: Checkpoints, console: Console, unreadable: UnreadableExamples):
+        self.task, self.config, self.model, self.world = task, task.config, task.model, task.world
+        self.checkpoints, self.console, self.unreadable = checkpoints, console, unreadable
+        self.progress = Progress()
+        config, world = self.config, self.world
+        dtype = PRECISIONS[config.precision]
+        self.autocast = lambda: contextlib.nullcontext() if dtype is None else torch.autocast(world.device.type, dtype)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == torch.float16)
+        self.parts = Parts(config.batch_size, config.accumulate, world.rank, world.processes)
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not self.trained:
+            raise ValueError("nothing to train: every parameter of the model is frozen")
+        fused = world.device.type in ("cpu", "cuda") and not self.scaler.is_enabled()  # no fused step scales gradients
+        self.optimizer = optim.AdamW(
+            task.parameter_groups(), lr=config.recipe.learning_rate, betas=(config.beta1, config.beta2), fused=fused
+        )
+        self.average = moving_average(self.model, config.ema) if config.ema else None
+        task.start(self.optimizer, self.parts)
+        # Summed losses become the mean over the batch; processes average their gradients, parts add theirs.
+        self.divisor = task.examples or world.processes
+        # The noise's modules are used in every step of every head: no parameter stays without a gradient.
+        self.called: nn.Module = DistributedDataParallel(self.model) if world.processes > 1 else self.model
+
+    def train(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> Progress:
+        """Train to the last step.
+
+        Only the main process has a log; there `validate` is called, with the averaged weights if any, for metrics.
+        """
+        config, progress, steps = self.config, self.progress, self.task.steps
+        evaluate_every = config.evaluate_every or max(1, -(-steps // self.task.evaluations))
+        checkpoint_every = config.checkpoint_every or evaluate_every
+        feed = self.feed()
+        bar = self.console.bar(config.head.upper(), steps, progress.step)
+        # The loss is summed where it is computed: reading it at every step would wait for the device.
+        loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64)
+        with bar, torch.random.fork_rng(devices=[]):
+            self.model.train()
+            while progress.step < steps and not progress.stopped:
+                begin, loss = time.perf_counter(), math.nan
+                loss_sum += self.take_step(progress.step, feed)
+                progress.step += 1
+                progress.loss_count += 1
+                last = progress.step == steps
+                logged = progress.step % config.log_every == 0 or last
+                evaluated = progress.step % evaluate_every == 0 or last
+                if logged or evaluated:
+                    loss = self._finite(self.world.sum(loss_sum.clone()).item() / progress.loss_count)
+                progress.seconds += time.perf_counter() - begin
+                if logged:
+                    bar.to(progress.step, self._log(log, loss))
+                    loss_sum.zero_()
+                    progress.loss_count = 0
+                improved = self._evaluate(log, validate) if evaluated else False
+                if evaluated or progress.step % checkpoint_every == 0:
+                    progress.loss_sum = loss_sum.item()
+                    self._save(best=improved)
+        return progress
+
+    def feed(self) -> Feed:
+        """Return the batches of the steps that are left, with their labels."""
+        task = self.task
+        return batches(task.split, task.order, self.parts, self.progress.step, task.steps, self.config.workers)
+
+    def take_step(self, step: int, feed: Feed) -> Tensor:
+        """Take one step of the optimiser; return this process's share of the mean loss."""
+        config, task, processes = self.config, self.task, self.world.processes
+        set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.recipe))
+        self.optimizer.zero_grad(set_to_none=True)
+        total, read = torch.zeros((), dtype=torch.float64), 0
+        for accumulated in range(config.accumulate):
+            fetched, targets = next(feed)
+            self.unreadable.add(fetched)
+            waits = accumulated + 1 < config.accumulate and isinstance(self.called, DistributedDataParallel)
+            with self.called.no_sync() if waits else contextlib.nullcontext():  # pyright: ignore[reportCallIssue]
+                with self.autocast():
+                    loss, examples = task.loss(self.called, fetched, targets, step, self.parts.part(accumulated))
+                self.scaler.scale(loss * (processes / self.divisor)).backward()
+            total += loss.detach().double().cpu()
+            read += examples
+            task.after_backward()
+        if task.examples is not None and (read != task.examples // processes or processes > 1):
+            self._correct_for_missing(read, task.examples)
+        self.scaler.unscale_(self.optimizer)
+        task.before_step(step, read)
+        if config.clip:
+            task.clipped(nn.utils.clip_grad_norm_(self.trained, config.clip))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        task.after_step(step)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        return total / self.divisor
+
+    def _correct_for_missing(self, read: int, examples: int) -> None:
+        """Make gradients those of the mean over the examples that could be read."""
+        total = int(self.world.sum(torch.tensor([float(read)], device=self.world.device)).item())
+        if total and total != examples:
+            for parameter in self.trained:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(examples / total)
+
+    def _finite(self, loss: float) -> float:
+        """Return a finite loss; raise an error that says what to change otherwise."""
+        if math.isfinite(loss):
+            return loss
+        config, steps = self.config, self.checkpoints.steps()
+        where = f"; the last checkpoint is of step {steps[-1]}" if steps else ""
+        raise FloatingPointError(
+            f"the loss is {loss} after step {self.progress.step}{where}. Lower --learning-rate (now "
+            f"{config.recipe.learning_rate:g}), raise --warmup, or set --clip below {config.clip or 1:g}"
+        )
+
+    def _log(self, log: Log | None, loss: float) -> str:
+        """Write a line of the log; return the text beside the progress bar."""
+        progress, status = self.progress, self.task.status()
+        examples = progress.step * self.config.batch_size
+        speed = examples / max(progress.seconds, 1e-9)
+        if log is not None:
+            log.write(
+                "step",
+                step=progress.step,
+                seconds=round(progress.seconds, 3),
+                examples=examples,
+                loss=loss,
+                **status,
+                learning_rate=learning_rate_at(progress.step - 1, self.task.steps, self.config.recipe),
+                examples_per_second=round(speed, 1),
+            )
+        values = [f"{name} {value:.3f}" for name, value in {"loss": loss, **status}.items()]
+        return "  ".join([*values, f"{speed:,.0f} examples/s"])
+
+    def _evaluate(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> bool:
+        """Return whether this is the best so far; set `stopped` when patience is at its end."""
+        progress, monitor, improved = self.progress, self.task.monitor, False
+        if self.world.is_main:
+            self.model.eval()
+            with self.averaged():
+                metrics = validate()
+            self.model.train()
+            loss = None if monitor is None else self._finite(metrics[monitor])
+            if log is not None:
+                log.write("evaluation", step=progress.step, seconds=round(progress.seconds, 3), **metrics)
+            if loss is not None:
+                improved = progress.best_nll is None or loss < progress.best_nll
+                progress.best_nll = loss if improved else progress.best_nll
+                progress.since_best = 0 if improved else progress.since_best + 1
+                progress.stopped = bool(self.config.patience) and progress.since_best >= self.config.patience
+        progress.stopped = self.world.broadcast_flag(progress.stopped)
+        return improved
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has its averaged weights, if there are any."""
+        if self.average is None:
+            yield
+            return
+        stored = [value.detach().clone() for value in self.model.parameters()]
+        try:
+            _copy_parameters(self.model, list(self.average.module.parameters()))
+            yield
+        finally:
+            _copy_parameters(self.model, stored)
+
+    def _save(self, best: bool) -> None:
+        if self.world.is_main:
+            # The generators are seeded by the step: the step is their state.
+            state: dict[str, Any] = {"progress": vars(self.progress).copy(), "seed": self.config.seed}
+            state["scaler"] = self.scaler.state_dict()
+            tensors = tensors_of(self.model, self.optimizer)
+            tensors |= {f"average.{name}": value for name, value in self._averages()}
+            self.checkpoints.save(Checkpoint(self.progress.step, tensors, state), best)
+        self.world.wait()
+
+    def _averages(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the averages of trained weights."""
+        if self.average is not None:
+            averages = self.average.module.named_parameters()
+            yield from ((name, value) for name, value in averages if value.requires_grad)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        try:
+            load_weights(self.model, checkpoint)
+            load_moments(self.optimizer, checkpoint)
+            if self.average is not None:
+                _copy_parameters(self.average.module, list(self.model.parameters()))  # those that are frozen
+                for name, value in self._averages():
+                    value.detach().copy_(checkpoint.tensors[f"average.{name}"])
+                self.average.n_averaged.fill_(checkpoint.step + 1)
+            self.progress = Progress(**checkpoint.state["progress"])
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint of step {checkpoint.step} is of another model or version: {' '.join(str(error).split())}; "
+                "start in another directory (--out)"
+            ) from None
+        if "scaler" in checkpoint.state:
+            self.scaler.load_state_dict(checkpoint.state["scaler"])
+
+
+def moving_average(model: nn.Module, decay: float) -> AveragedModel:
+    """Return an average of weights: average ← decay · average + (1 − decay) · weights after every step.
+
+    The decay is smaller in the first steps, (1 + t) / (10 + t), so that the start is forgotten.
+    """
+
+    def update(averages: list[Tensor], weights: list[Tensor], count: Tensor | int) -> None:
+        step = int(count) - 1
+        share = 1 - min(decay, (1 + step) / (10 + step))
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, share)
+
+    average = AveragedModel(model, multi_avg_fn=update)  # pyright: ignore[reportArgumentType]
+    average.n_averaged.fill_(1)  # the initial weights count: torch would take the first ones as they are
+    return average
+
+
+@torch.no_grad()
+def _copy_parameters(model: nn.Module, values: list[nn.Parameter] | list[Tensor]) -> None:
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,193 @@
+"""A backbone with a head as one module: what is trained, saved and evaluated; and the features of a frozen backbone,
+computed once and read from disk from then on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hetxl._files import whole_file, write_array
+from hetxl._seeds import derive_seed
+from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
+from hetxl.functional.targets import TargetsLike
+from hetxl.nn import Classifier, Head, LearnedTemperature, build_head
+from hetxl.profiling import count_parameters
+from hetxl.registry import head_entry
+from hetxl_train.backbones import Backbone, build_backbone
+from hetxl_train.config import HeadOptions, TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data.arrays import ArraySplit
+from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split, UnreadableExamples
+from hetxl_train.data.mapped_arrays import open_arrays
+from hetxl_train.loaders import blocks, reader
+
+SIGMOID_BIAS = -10.0
+"""Initial bias of the sigmoid link: every class is improbable until examples say otherwise, as in the paper."""
+BATCH = 64
+"""Examples that go through a frozen backbone at a time."""
+
+
+class Model(nn.Module):
+    """features [B, D] = backbone(inputs [B, ...]); loss = head(features, targets)."""
+
+    def __init__(self, backbone: Backbone, head: Head):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, inputs: Tensor, targets: TargetsLike | None = None, **options: Any) -> Tensor:
+        """Return the head's log-probabilities [B, K], or with targets its loss; options as of the head."""
+        return self.head(self.backbone(inputs), targets, **options)
+
+
+def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: str) -> Model:
+    """Return backbone and head with the initial weights of the configuration's seed.
+
+    The backbone and the classifier's weights are the same for every head of a seed: each part is drawn from a seed of
+    its own. Draws outside are not disturbed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, 10))
+        backbone = build_backbone(config, spec)
+        torch.manual_seed(derive_seed(config.seed, 11))
+        options = head_options(config, link)
+        classifier = build_classifier(config, backbone.out_features, num_classes, options["bias_init"])
+        if classifier is not None:
+            options |= {"classifier": classifier, "bias_init": None}
+        head = build_head(config.head, backbone.out_features, num_classes, **options)
+    return Model(backbone, head)
+
+
+def link_of(options: HeadOptions, dataset: Dataset) -> str:
+    """Return the link: as configured, or by whether examples have several labels."""
+    if options.link == "auto":
+        return "sigmoid" if dataset.multi_label else "softmax"
+    if options.link == "softmax" and dataset.multi_label:
+        raise ValueError("link = softmax needs one label for each example, but this data has lists; use link = sigmoid")
+    return options.link
+
+
+def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
+    """Return the options of a head by the names of its constructor."""
+    # τ only scales W and the noise, which are learned anyway. Learned like them it runs ahead, and the model overfits
+    # (lab/docs/experiments.md).
+    temperature: Any = 1.0 if options.temperature in ("auto", "learned") else float(options.temperature)
+    if options.temperature == "learned":
+        temperature = LearnedTemperature(options.temperature_low, options.temperature_high, options.temperature_init)
+    shared = ("rank", "covariance", "residual", "noise_init", "noise_scale", "train_samples", "eval_samples", "sampler")
+    own = tuple(name for name in head_entry(options.head).options if hasattr(options, name))
+    return {name: getattr(options, name) for name in shared + own} | {
+        "link": link,
+        "temperature": temperature,
+        "bias_init": SIGMOID_BIAS if options.bias_init is None and link == "sigmoid" else options.bias_init,
+    }
+
+
+def build_classifier(
+    options: HeadOptions, in_features: int, num_classes: int, bias_init: float | None
+) -> Classifier | None:
+    """Return the classifier behind a head; None for its own linear layer. A bias of None is that of nn.Linear."""
+    classifier: LinearClassifier
+    if options.classifier == "linear":
+        return None
+    if options.classifier == "sampled":
+        classifier = SampledClassifier(in_features, num_classes, negatives=options.negatives)
+    else:
+        # More neighbours than classes find nothing new.
+        neighbours = min(options.neighbours, num_classes)
+        classifier = RetrievedClassifier(in_features, num_classes, neighbours=neighbours, others=options.negatives)
+    if bias_init is not None and classifier.bias is not None:
+        nn.init.constant_(classifier.bias, bias_init)
+    return classifier
+
+
+def parameter_counts(model: nn.Module, *parts: str) -> dict[str, int]:
+    """Return the number of parameters in total and of the named submodules, counting shared ones once."""
+    modules = {"total": model} | {name: model.get_submodule(name) for name in parts}
+    return {name: count_parameters(module) for name, module in modules.items()}
+
+
+# ---- features of a frozen backbone
+
+
+class FeatureFile(ArraySplit):
+    """The rows [n] of a split as a memory-mapped [n, D] .npy file, with the split's labels and looks.
+
+    Rows that cannot be read are not in the file.
+    """
+
+    def __init__(self, path: Path, source: Split, rows: np.ndarray):
+        super().__init__(open_arrays(path)[""], source.labels.subset(rows))
+        self.source, self.source_rows = source, rows
+
+    def show(self, row: int) -> Shown:
+        """Return a row as the source shows it."""
+        return self.source.show(int(self.source_rows[row]))
+
+
+def cached_features(
+    directory: Path, model: Model, dataset: Dataset, workers: int, console: Console
+) -> tuple[Model, dict[str, Split]]:
+    """Return the head behind features that are read instead of computed, and the splits that give them.
+
+    The backbone of the model is frozen; the returned model shares its head.
+    """
+    splits: dict[str, Split] = {}
+    backbone = model.backbone
+    bare = Backbone(backbone.body, backbone.out_features, frozen=True)
+    for name in SPLITS:
+        if name in dataset.splits:
+            path = directory / f"{name}.npy"
+            if not path.exists():
+                _compute(path, bare, dataset.splits[name], workers, console, name)
+            splits[name] = FeatureFile(path, dataset.splits[name], np.load(directory / f"{name}_rows.npy"))
+    rest = Backbone(nn.Identity(), backbone.out_features, normalized=backbone.normalized)
+    return Model(rest, model.head), splits
+
+
+@torch.no_grad()
+def feature_batches(
+    backbone: Backbone, split: Split, rows: np.ndarray, workers: int, device: torch.device,
+    unreadable: UnreadableExamples | None = None,
+) -> Iterator[tuple[Tensor, np.ndarray]]:  # fmt: skip
+    """Yield features [b, D] in float32 and their rows [b], batch by batch, from a backbone in evaluation mode.
+
+    Rows that cannot be read are left out; `unreadable` counts them, and raises when they are too many.
+    """
+    training = backbone.training
+    backbone.eval()
+    try:
+        for fetched in reader(split, workers)(blocks(rows, BATCH)):
+            if unreadable is not None:
+                unreadable.add(fetched)
+            if len(fetched.rows):
+                yield backbone(fetched.inputs.to(device)).float().cpu(), fetched.rows
+    finally:
+        backbone.train(training)
+
+
+def _compute(path: Path, backbone: Backbone, split: Split, workers: int, console: Console, name: str) -> None:
+    """Write the rows that could be read, then their features."""
+    unreadable = UnreadableExamples(path=path.with_name(f"{name}_broken.txt"))
+    device = next(backbone.parameters()).device
+    read: list[np.ndarray] = []
+    done = 0
+    with whole_file(path) as temporary:
+        out = np.lib.format.open_memmap(temporary, "w+", np.float32, (len(split), backbone.out_features))
+        with console.bar(f"features of {name}", len(split)) as bar:
+            for features, rows in feature_batches(backbone, split, np.arange(len(split)), workers, device, unreadable):
+                out[done : done + len(rows)] = features.numpy()
+                read.append(rows)
+                done += len(rows)
+                bar.to(done)
+        out.flush()
+        del out
+        if not read:
+            first = unreadable.examples[0]
+            raise ValueError(f"none of the {len(split)} {name} examples could be read: {first.path}: {first.reason}")
+        # Rows first: features without rows would be taken for whole.
+        write_array(path.with_name(f"{name}_rows.npy"), np.concatenate(read))
+        if done < len(split):  # some could not be read: the file is cut to those that could
+            np.save(temporary, np.load(temporary, mmap_mode="r")[:done].copy())

@@ -1,0 +1,131 @@
+"""`hetxl predict`: a trained run on new inputs, written to a file as it goes."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetxl._checks import integer_at_least
+from hetxl._files import whole_file
+from hetxl._seeds import derive_seed
+from hetxl.nn import Prediction
+from hetxl_train.console import Console
+from hetxl_train.data import open_inputs
+from hetxl_train.distributed import find_device
+from hetxl_train.model import feature_batches
+from hetxl_train.runs import load_run
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+DOUBT = ("entropy", "from_noise", "confused_with", "correlation")
+
+
+def predict(
+    run: str | Path, inputs: str, out: Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
+    seed: int = 0, workers: int = 2, device: str = "auto", console: Console | None = None,
+) -> int:  # fmt: skip
+    """Write the top classes of every input, with probabilities and where the doubt comes from; return how many inputs.
+
+    Args:
+        inputs: array file, image, directory of images or manifest, of the kind the run was trained on.
+        out: .csv, .jsonl or .parquet.
+        method: of `head.predict`, as are the seed and S, by default the run's `eval_samples`.
+    """
+    console = console or Console()
+    out = Path(out)
+    if out.suffix not in FORMATS:
+        raise ValueError(f"--out must end with {', '.join(FORMATS)}, found {out}")
+    integer_at_least("top_k", top_k, 1)
+    trained = load_run(run, find_device(device))
+    split = open_inputs(inputs, trained.spec)
+    target = next(trained.model.parameters()).device
+    generator = torch.Generator(target).manual_seed(derive_seed(seed, 16))
+    head: Any = trained.model.head
+    count, written = min(top_k, len(trained.class_names)), 0
+    batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, target)
+    with _writing(out, count) as write, console.bar("predicting", len(split)) as bar:
+        for features, rows in batches:
+            prediction = head.predict(
+                features.to(target), top_k=count, method=method, num_samples=num_samples, generator=generator
+            )
+            shown = [split.show(int(row)) for row in rows]
+            sources = [item.image or item.text for item in shown]
+            write(list(rows_of(prediction, trained.class_names, rows, sources)))
+            written += len(rows)
+            bar.to(int(rows[-1]) + 1)
+    if written < len(split):
+        console.say(f"{len(split) - written:,} of {len(split):,} inputs could not be read and are left out")
+    return written
+
+
+def rows_of(
+    prediction: Prediction, names: Sequence[str], rows: np.ndarray, sources: Sequence[str | None]
+) -> Iterator[dict[str, Any]]:
+    """Yield one record for each input.
+
+    `entropy` is that of the averaged probabilities in nats, `from_noise` the part of it that the noise explains, and
+    `confused_with` the class besides the first that the input is taken for: the most probable one, with `correlation`
+    of the two logits.
+    """
+    classes, probs = prediction.classes.cpu(), prediction.probs.cpu()
+    entropy, noise = prediction.entropy.cpu(), prediction.mutual_information.cpu()
+    correlation = None
+    if classes.shape[-1] > 1 and prediction.logits.noise is not None:
+        correlation = prediction.correlation.cpu()
+    for index, (row, source) in enumerate(zip(rows, sources, strict=True)):
+        top = [(names[int(label)], round(float(p), 6)) for label, p in zip(classes[index], probs[index], strict=True)]
+        yield {
+            "row": int(row),
+            # What UTF-8 has no bytes for, as in a path of another encoding, is escaped.
+            "source": source and source.encode("utf-8", "backslashreplace").decode(),
+            "top": top,
+            "entropy": round(float(entropy[index]), 5),
+            "from_noise": round(float(noise[index]), 5),
+            "confused_with": top[1][0] if len(top) > 1 else None,
+            "correlation": None if correlation is None else round(float(correlation[index, 0, 1]), 4),
+        }
+
+
+@contextmanager
+def _writing(path: Path, top_k: int) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
+    """Yield a function that adds records to a file, which gets its name when it is whole."""
+    columns = list(_flat({"top": [("", 0.0)] * top_k} | dict.fromkeys(("row", "source", *DOUBT))))
+    with whole_file(path) as temporary:
+        if path.suffix == ".parquet":
+            with _parquet(temporary, columns) as write:
+                yield write
+            return
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            if path.suffix == ".csv":
+                table = csv.DictWriter(file, columns)
+                table.writeheader()
+                yield lambda records: table.writerows(map(_flat, records))
+            else:
+                yield lambda records: file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with a column for each of the top classes: class_1, probability_1, …"""
+    columns = {"row": record["row"], "source": record["source"]}
+    for number, (name, probability) in enumerate(record["top"], 1):
+        columns |= {f"class_{number}": name, f"probability_{number}": probability}
+    return columns | {key: record[key] for key in DOUBT}
+
+
+@contextmanager
+def _parquet(path: Path, columns: list[str]) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("a .parquet file needs pyarrow: pip install pyarrow") from None
+    arrow: Any = pyarrow
+    kinds = {"row": arrow.int64(), "source": arrow.string(), "confused_with": arrow.string()}
+    kinds |= {name: arrow.string() for name in columns if name.startswith("class_")}
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
+    with arrow.parquet.ParquetWriter(path, schema) as file:
+        yield lambda records: file.write_table(arrow.Table.from_pylist(list(map(_flat, records)), schema))

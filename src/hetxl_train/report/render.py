@@ -1,0 +1,35 @@
+"""Fill in the templates of pages and drawings."""
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hetxl_train import formatting
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Control characters are not allowed in HTML, and U+FFFE, U+FFFF and half surrogates cannot be written as UTF-8.
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def render(template: str, **context: object) -> str:
+    """Return a filled template as text; everything but markup is escaped."""
+    text = _environment().get_template(template).render(context)
+    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("hetxl_train.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals["f"] = formatting
+    return environment

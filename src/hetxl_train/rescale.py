@@ -1,0 +1,123 @@
+"""Fit the temperature and the noise scale of a trained head to labels."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetxl._files import read_json, write_json
+from hetxl._seeds import derive_seed
+from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
+from hetxl.metrics.summary import summarise
+from hetxl.nn import FixedTemperature
+from hetxl.registry import HEAD_LABELS
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import Dataset, Split
+from hetxl_train.distributed import find_device
+from hetxl_train.evaluate import evaluate_split
+from hetxl_train.evaluate_runs import data_for
+from hetxl_train.model import feature_batches
+from hetxl_train.runs import Run, Trained, load_run, open_run, save_model, start_run
+from hetxl_train.tasks.classification import result_of, write_evaluation
+
+SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
+SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
+"""Heads that comparisons also show rescaled, and their names in tables."""
+
+
+def rescale(
+    run: Run[TrainConfig], directory: Path, dataset: Dataset, console: Console, label: str | None = None, *,
+    noise: bool = True, fitted_to: Split | None = None, source: str | None = None, device: str = "cpu",
+) -> None:  # fmt: skip
+    """Rescale a head to labels that it was not trained on, as a run of its own: τ (Guo et al.) and the noise scale.
+
+    Args:
+        run: finished, on the dataset.
+        directory: of the new run; one that is finished is left as it is.
+        label: name in tables; that of the head by default.
+        noise: whether the noise scale is fitted too, if there is noise; otherwise τ alone.
+        fitted_to: the examples to fit to; by default the validation split, or else that of training.
+        source: of `fitted_to`, for result.json.
+    """
+    if (directory / "result.json").exists():
+        return
+    trained = load_run(run.path, find_device(device))
+    model, own = trained.model, dataset.splits.get("validation", dataset.splits["train"])
+    seed = derive_seed(run.config.seed, 15)
+    scales = _fit(trained, own if fitted_to is None else fitted_to, seed, noise)
+    model.head.temperature, model.head.noise_scale = FixedTemperature(scales.temperature), scales.noise
+    config = dataclasses.replace(
+        run.config, out=str(directory), temperature=str(scales.temperature), noise_scale=scales.noise,
+        temperature_method="train", temperature_held_out=0.0,  # have no effect on a fixed τ
+    )  # fmt: skip
+    scaled = start_run(config, directory)
+    save_model(scaled, model)
+    write_json(directory / "model.json", read_json(run.path / "model.json"))
+    counts = np.asarray(trained.class_counts)
+    name = "test" if "test" in dataset.splits else "validation"
+    options = {"seed": seed, "workers": config.workers, "class_names": dataset.class_names}
+    validation = evaluate_split(model, own, limit=config.evaluation_examples, quiet=True, **options)
+    evaluation = evaluate_split(model, dataset.splits[name], limit=config.test_examples, confusions=True, **options)
+    metrics = {"validation": summarise(validation.records, counts)}
+    metrics[name] = write_evaluation(directory, evaluation, dataset, name, counts)
+    before = read_json(run.path / "result.json")
+    carried = {key: before[key] for key in ("head", "seed", "data", "train_seconds", "steps", "examples")}
+    label = label or SCALABLE.get(config.head, f"{HEAD_LABELS[config.head]} + scaling")
+    result = {
+        "label": label,
+        **result_of(model, dataset, metrics, evaluation),
+        "derived_from": run.path.name,
+        "fitted_to": source or "validation",
+        **carried,
+    }
+    write_json(directory / "result.json", result)
+    text = f"τ = {scales.temperature:.3f}" + (f", noise × {scales.noise:g}" if scales.noise != 1 else "")
+    console.say(f"{label}: {text}, {name} NLL {metrics[name]['nll']:.3f}")
+
+
+def _fit(trained: Trained, split: Split, seed: int, noise: bool) -> Scales:
+    """Fit on at most as many examples as evaluations during the run take."""
+    model, config = trained.model, trained.run.config
+    rows = np.arange(len(split))
+    limit = config.evaluation_examples
+    if limit and limit < len(rows):
+        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
+    device = next(model.parameters()).device
+    features, read = zip(*feature_batches(model.backbone, split, rows, config.workers, device), strict=True)
+    targets = split.labels.take(np.concatenate(read))
+    if noise:
+        return fit_scales(model.head, features, targets, seed=seed)
+    return Scales(fit_temperature(model.head, features, targets, seed=seed), model.head.noise_scale)
+
+
+def rescale_run(
+    path: Path | str, out: Path | None = None, *, validation: str | None = None, noise: bool = True,
+    device: str = "auto", console: Console | None = None,
+) -> Run[TrainConfig]:  # fmt: skip
+    """Rescale a finished run to its validation split or to other labels, as a new run (`hetxl rescale`).
+
+    Args:
+        out: directory of the new run; by default that of the run, which is left as it is, with "-scaled" behind it.
+        validation: other data with labels to fit to, all of it or its validation split; None for the run's own.
+        noise: whether the noise scale is fitted too.
+    """
+    run = open_run(Path(path).resolve())  # the name of "." is that of the directory
+    if not run.finished:
+        raise ValueError(f"{run.path} has not ended; rerun the command that trained it, then rescale it")
+    directory = run.path.with_name(f"{run.path.name}-scaled") if out is None else out
+    if (directory / "result.json").exists():
+        raise ValueError(f"{directory} exists already; remove it, or choose another --out")
+    trained = load_run(run.path)
+    dataset, split = data_for(trained), None
+    if validation is not None:
+        other = data_for(trained, validation).splits
+        split = other.get("validation", other.get("test"))
+        if split is None:
+            raise ValueError(f"--validation {validation} has a training split alone; give labels to fit to")
+    elif "validation" not in dataset.splits:
+        raise ValueError(f"data {run.config.data!r} has no validation split to fit to; give one with --validation")
+    options: dict[str, Any] = {"noise": noise, "fitted_to": split, "source": validation, "device": device}
+    rescale(run, directory, dataset, console or Console(), **options)
+    return open_run(directory)

@@ -1,0 +1,201 @@
+"""Bayesian optimisation of τ: a study of optuna on disk, which several machines may share.
+
+Every trial of the study is a run. Several are suggested at a time and run in parallel; their results go back into the
+study. Trials that a killed process left behind are resumed by the search that began them.
+"""
+
+import importlib.util
+import json
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetxl._checks import integer_at_least, one_of
+from hetxl._files import read_json, write_json
+from hetxl._seeds import derive_seed
+
+LOW, HIGH = 0.05, 5.0
+"""The range of τ, as in the paper."""
+SAMPLERS = ("auto", "gp", "tpe")
+PARAMETER = "temperature"
+
+
+class Asked(NamedTuple):
+    """A suggestion of the study: the number of the trial, over all machines, and its τ."""
+
+    number: int
+    temperature: float
+
+
+def require_optuna() -> Any:
+    """Return optuna, or raise an error that says how to install it."""
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("--method bayes needs optuna: pip install optuna scipy") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def open_storage(storage: str | None, default: Path) -> Any:
+    """Return the storage of a study: a journal file, that of `default` for None, or any other that optuna has.
+
+    redis://… is a journal there, grpc://HOST:PORT a proxy, another address, such as sqlite:///study.db, a database.
+    """
+    optuna = require_optuna()
+    text = str(default) if storage is None else storage
+    if text.startswith(("redis://", "rediss://")):
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalRedisBackend(text))
+    if text.startswith("grpc://"):
+        host, _, port = text.removeprefix("grpc://").partition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"--storage grpc://HOST:PORT expected, found {text!r}")
+        return optuna.storages.GrpcStorageProxy(host=host, port=int(port))
+    if "://" in text:
+        try:
+            return optuna.storages.RDBStorage(text)
+        except Exception as error:  # what a database raises depends on the database
+            raise ValueError(f"--storage {text!r} cannot be used: {' '.join(str(error).split())[:300]}") from None
+    Path(text).parent.mkdir(parents=True, exist_ok=True)
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(text))
+
+
+class Bayes:
+    """A search for the τ with the lowest validation NLL, in a storage of `open_storage`.
+
+    Args:
+        directory: of this machine's part of the search.
+        about: the options that all trials share; a study of other options is an error.
+        sampler: "gp", "tpe", or "auto": a Gaussian process where scipy is installed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        about: Mapping[str, Any],
+        *,
+        storage: str | None = None,
+        sampler: str = "auto",
+        seed: int = 0,
+    ):
+        one_of("sampler", sampler, SAMPLERS)
+        self.optuna = require_optuna()
+        self.kind = sampler if sampler != "auto" else "gp" if importlib.util.find_spec("scipy") else "tpe"
+        if self.kind == "gp" and importlib.util.find_spec("scipy") is None:
+            raise ImportError("sampler = gp needs scipy; install it, or choose tpe")
+        self.seed = seed
+        self.owner = _owner(directory)
+        self.study = self.optuna.create_study(
+            storage=open_storage(storage, directory / "study.journal"),
+            study_name=name,
+            direction="minimize",
+            load_if_exists=True,
+        )
+        text = json.dumps(about, sort_keys=True)
+        known = self.study.user_attrs.get("about")
+        if known is None:
+            self.study.set_user_attr("about", text)
+        elif known != text:
+            differing = differences(json.loads(known), json.loads(text))
+            raise ValueError(
+                f"study {name!r} in its storage has other options ({next(iter(differing), 'the same options')}); "
+                "choose another --storage or --out"
+            )
+
+    def count(self) -> int:
+        """Return the number of trials of all machines, also of those in progress."""
+        return sum(PARAMETER in trial.params for trial in self.study.get_trials(deepcopy=False))
+
+    def unfinished(self) -> list[Asked]:
+        """Return the trials that this search began and did not finish: of a process that was killed."""
+        running = self.optuna.trial.TrialState.RUNNING
+        return [
+            Asked(trial.number, float(trial.params[PARAMETER]))
+            for trial in self.study.get_trials(deepcopy=False, states=(running,))
+            if trial.user_attrs.get("owner") == self.owner and PARAMETER in trial.params
+        ]
+
+    def ask(self, count: int) -> list[Asked]:
+        """Suggest new values of τ, as different from one another as the sampler makes them."""
+        integer_at_least("count", count, 1)
+        # Another seed for every call: a search that was resumed does not repeat its draws.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # samplers say that they are experimental
+            samplers = self.optuna.samplers
+            kind: Callable[..., Any] = samplers.GPSampler if self.kind == "gp" else samplers.TPESampler
+            self.study.sampler = kind(seed=derive_seed(self.seed, self.count()) % 2**31, n_startup_trials=count)
+            suggestions = []
+            for _ in range(count):
+                trial = self.study.ask()
+                trial.set_user_attr("owner", self.owner)
+                suggestions.append(Asked(trial.number, trial.suggest_float(PARAMETER, LOW, HIGH, log=True)))
+        return suggestions
+
+    def tell(self, number: int, nll: float | None, **attributes: Any) -> None:
+        """Store the NLL of a trial; None if it failed."""
+        state = self.optuna.trial.TrialState
+        # With the study: a trial that was resumed has no object that could hold them.
+        self.study.set_user_attr(f"trial {number}", attributes)
+        self.study.tell(number, nll, state=state.FAIL if nll is None else state.COMPLETE, skip_if_finished=True)
+
+    def trials(self) -> list[dict[str, Any]]:
+        """Return all trials that ended, of all machines, by their numbers."""
+        attributes = self.study.user_attrs
+        return [
+            {
+                "number": trial.number,
+                "temperature": float(trial.params[PARAMETER]),
+                "nll": None if trial.value is None else float(trial.value),
+                "here": trial.user_attrs.get("owner") == self.owner,
+                **attributes.get(f"trial {trial.number}", {}),
+            }
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.state.is_finished() and PARAMETER in trial.params
+        ]
+
+
+def _owner(directory: Path) -> str:
+    """Return the identity of this search among those that share a study; it stays when the search is resumed."""
+    path = directory / "owner.json"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"owner": uuid.uuid4().hex})
+    return str(read_json(path)["owner"])
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return the options that differ, in words."""
+    return [
+        f"{key} {there.get(key)!r} there, {here.get(key)!r} here"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
+    ]
+
+
+def best_of(trials: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the trial with the lowest NLL; None if all failed."""
+    ended = [trial for trial in trials if trial["nll"] is not None]
+    return min(ended, key=lambda trial: trial["nll"]) if ended else None
+
+
+def run_steps(
+    search: Bayes, total: int, parallel: int, train: Callable[[list[Asked]], list[tuple[float | None, dict[str, Any]]]]
+) -> None:
+    """Suggest, run and store `parallel` trials at a time, until the study has `total`.
+
+    The trials of all machines count. `train` returns for each τ its NLL (None if it failed) and attributes to store.
+    """
+    waiting = search.unfinished()
+    while True:
+        missing = total - search.count()
+        if waiting:
+            asked, waiting = waiting[:parallel], waiting[parallel:]
+        elif missing > 0:
+            asked = search.ask(min(parallel, missing))
+        else:
+            return
+        for suggestion, (nll, attributes) in zip(asked, train(asked), strict=True):
+            search.tell(suggestion.number, nll, **attributes)

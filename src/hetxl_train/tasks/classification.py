@@ -1,0 +1,290 @@
+"""Classification: a backbone with a head, trained on labelled rows."""
+
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from hetxl._files import write_json
+from hetxl._seeds import derive_seed
+from hetxl.functional import LabelLists, plan
+from hetxl.metrics.records import NotFiniteError
+from hetxl.metrics.summary import reliability, risk_coverage, summarise
+from hetxl.optim import parameter_groups
+from hetxl.registry import head_entry
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data import Description, describe
+from hetxl_train.data.dataset import Dataset, Fetched, Split
+from hetxl_train.data.describe import fingerprint
+from hetxl_train.data.label_noise import NoisySplit
+from hetxl_train.data.open import open_data
+from hetxl_train.distributed import World
+from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
+from hetxl_train.evaluate import Evaluation, evaluate_split
+from hetxl_train.examples import extreme_examples
+from hetxl_train.loaders import Order, Parts, to_device
+from hetxl_train.model import Model, build_model, cached_features, link_of, parameter_counts
+from hetxl_train.num_steps import describe_length, steps_for
+from hetxl_train.tasks import Loss, Task
+from hetxl_train.temperature.hypergradient import Batch
+from hetxl_train.temperature.policy import recommend_for
+from hetxl_train.temperature.rules import (
+    TemperatureRule,
+    add_temperature_prior,
+    build_rule,
+    freeze,
+    held_out_examples,
+    is_frozen,
+    reset_state,
+)
+
+
+class ClassificationTask(Task[TrainConfig, Dataset, Model]):
+    """Train a head, and the backbone in front of it unless that is frozen: its features go into the directory."""
+
+    monitor: ClassVar[str | None] = "nll"
+
+    def __init__(
+        self, config: TrainConfig, dataset: Dataset, world: World, console: Console, directory: Path,
+        description: Description | None = None,
+    ):  # fmt: skip
+        super().__init__(config, dataset, world)
+        if config.temperature == "auto":
+            recommendation = recommend_for(config, dataset)
+            if recommendation.learned:
+                console.say(f"τ is learned: {recommendation.reason}")
+            config = dataclasses.replace(config, temperature="learned" if recommendation.learned else "1.0")
+        self.config, self.directory = config, directory
+        self.description = description
+        self.link = link_of(config, dataset)
+        self.steps = steps_for(config, dataset)
+        self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link).to(world.device)
+        self.counts = dataset.splits["train"].labels.counts(dataset.num_classes)
+        self.splits = dataset.splits
+        if config.frozen and config.backbone not in ("auto", "none"):
+            folder = directory / "features"
+            self.model, self.splits = cached_features(folder, self.model, dataset, config.workers, console)
+        self.split = self.splits["train"]
+        self.order = Order(len(self.split), derive_seed(config.seed, 12))
+        self.examples = config.batch_size - held_out_examples(config) * config.accumulate
+        self.rule: TemperatureRule | None = None
+        self.optimizer: optim.Optimizer | None = None
+        self.trained_on: partial[None] | None = None  # shows the rule the part of the batch that was just trained on
+        self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
+
+    open = staticmethod(open_data)
+
+    @staticmethod
+    def announce(config: TrainConfig, dataset: Dataset, console: Console) -> Description:
+        """Print what the data is and how long the run will be."""
+        description = describe(dataset)
+        console.rich.print(description)
+        if "train" in dataset.splits:
+            console.say(describe_length(config, dataset))
+        return description
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of the recipe."""
+        return parameter_groups(self.model, self.config.recipe)
+
+    def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
+        """Build the rule that a learned τ follows."""
+        self.optimizer = optimizer
+        self.rule = build_rule(self.config, self.model, optimizer, self.splits.get("validation"), self.device)
+        if self.rule is not None and self.world.processes > 1:
+            method, processes = self.config.temperature_method, self.world.processes
+            raise ValueError(f"temperature_method = {method} runs in one process, found {processes}")
+
+    def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
+        """Return the sum of the losses of a part."""
+        inputs, smoothing = fetched.inputs, self.config.label_smoothing
+        if self.rule is not None:
+            inputs, targets = self.rule.validation.divide(fetched, self.split)
+        inputs = inputs.to(self.device, non_blocking=True)
+        targets = to_device(targets, self.device)
+        generator = self._seed(step, part)
+        options = {"label_smoothing": smoothing} if smoothing else {}
+        loss = called(inputs, targets, reduction="sum", generator=generator, **options)
+        if self.rule is not None:
+            self.trained_on = partial(self.rule.see, Batch(inputs, targets), partial(self._seed, step, part))
+        return Loss(loss, len(inputs))
+
+    def after_backward(self) -> None:
+        """Show the rule what was trained on."""
+        if self.trained_on is not None:
+            self.trained_on()
+
+    def before_step(self, step: int, examples: int) -> None:
+        """Set the gradient of τ by the rule, or add that of its prior; a frozen τ has none."""
+        if self.rule is not None:
+            self.rule.before_step(step, examples)
+        elif self.config.temperature_prior:
+            add_temperature_prior(self.model.head.temperature, self.config.temperature_prior)
+        if is_frozen(step, self.steps, self.config):
+            freeze(self.model.head.temperature)
+
+    def clipped(self, norm: Tensor) -> None:
+        """Pass the norm on to the rule."""
+        if self.rule is not None:
+            self.rule.clipped(norm)
+
+    def after_step(self, step: int) -> None:
+        """Move τ by the rule; the optimiser forgets a τ that is frozen."""
+        frozen = is_frozen(step, self.steps, self.config)
+        if self.rule is not None:
+            self.rule.after_step(step, moves=not frozen)
+        if frozen and self.optimizer is not None:
+            reset_state(self.model.head.temperature, self.optimizer)
+
+    def _seed(self, step: int, part: int) -> torch.Generator:
+        """Bring all draws to where those of a part begin; return the generator of the noise."""
+        torch.manual_seed(derive_seed(self.config.seed, step, part, 14))  # dropout and the like
+        return self.noise.manual_seed(derive_seed(self.config.seed, step, part, 13))
+
+    @torch.no_grad()
+    def status(self) -> dict[str, float]:
+        """Return τ."""
+        return {"temperature": float(self.model.head.temperature())}
+
+    def validate(self) -> dict[str, Any]:
+        """Return metrics on the validation split, or on that of training where there is no other."""
+        try:
+            evaluation = self._evaluate(self.validation, self.config.evaluation_examples)
+        except NotFiniteError:
+            return {"nll": math.nan}
+        self.validated = summarise(evaluation.records, self.counts)
+        return {"split": self.validation} | {key: value for key, value in self.validated.items() if value is not None}
+
+    def _evaluate(self, name: str, limit: int, confusions: bool = False) -> Evaluation:
+        options = {"class_names": self.dataset.class_names, "seed": derive_seed(self.config.seed, 15)}
+        options |= {"limit": limit, "workers": self.config.workers, "confusions": confusions, "quiet": not confusions}
+        return evaluate_split(self.model, self.splits[name], **options)
+
+    def estimate(self, parts: Parts) -> Estimate | None:
+        """Estimate on the first part of the first step."""
+        return estimate_on(self.config, self.model, self.split, parts, self.steps, self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the inputs, the link, τ as it was decided, the classes and what identifies the data."""
+        return {
+            "input": dataclasses.asdict(self.dataset.input),
+            "link": self.link,
+            "temperature": self.config.temperature,
+            "dataset": self.dataset.name,
+            "class_names": list(self.dataset.class_names),
+            "class_counts": self.counts.tolist(),
+            "data": fingerprint(self.dataset),
+        }
+
+    def write_data(self, directory: Path) -> None:
+        """Write the labels that were replaced."""
+        split = self.dataset.splits["train"]
+        if isinstance(split, NoisySplit):
+            split.noise.save(directory / "label_noise.npz")
+
+    def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
+        """Evaluate on the test split, or the validation split, or that of training."""
+        metrics: dict[str, Any] = {}
+        if "validation" in self.splits:
+            if validate or self.validated is None:
+                self.validate()
+            metrics["validation"] = self.validated
+        name = next(name for name in ("test", "validation", "train") if name in self.splits)
+        evaluation = self._evaluate(name, self.config.test_examples, confusions=True)
+        # Records count the rows of what was evaluated, which may be a file of features.
+        shown = dataclasses.replace(self.dataset, splits=self.splits)
+        metrics[name] = write_evaluation(directory, evaluation, shown, name, np.asarray(self.counts))
+        return {
+            **result_of(self.whole, self.dataset, metrics, evaluation),
+            "data": {} if self.description is None else self.description.as_dict(),
+            "stopped_early": stopped,
+            "derived_from": None,
+        }
+
+    @staticmethod
+    def summary(result: dict[str, Any]) -> str:
+        """Return NLL, precision and calibration error."""
+        name, metrics = next(reversed(result["metrics"].items()))
+        accuracy = f"precision@1 {metrics['precision@1']:.1%}, calibration error {metrics['calibration_error']:.1%}"
+        return f"{name} NLL {metrics['nll']:.3f}, {accuracy}"
+
+
+def estimate_on(
+    config: TrainConfig, model: Model, split: Split, parts: Parts, steps: int, device: torch.device
+) -> Estimate | None:
+    """Estimate a run on the first part of its first step; None if none of its rows can be read."""
+    rows, seeds = Order(len(split), derive_seed(config.seed, 12)).of(*parts.places(0, 0))
+    fetched = split.fetch(rows, seeds)
+    if not len(fetched.rows):
+        return None
+    targets = to_device(split.labels.take(fetched.rows), device)
+    return estimate(config, model, fetched.inputs.to(device), targets, steps, parts.accumulate)
+
+
+def estimate(
+    config: TrainConfig, model: Model, inputs: Tensor, targets: Tensor | LabelLists, steps: int, parts: int = 1
+) -> Estimate:
+    """Measure one part of a step, twice, and count what will be held. The model is left as it was.
+
+    Inputs [b, ...] and targets are of one part; a step has so many parts in this process.
+    """
+    device, seconds, head_seconds = inputs.device, 0.0, 0.0
+    options: dict[str, Any] = {"reduction": "sum", "generator": torch.Generator(device).manual_seed(0)}
+    activations = Activations(model)
+    with measuring(model):
+        for _ in range(2):  # the first warms up
+            begin = now(device)
+            with activations.counting():
+                features = model.backbone(inputs)
+            leaf = features.detach().requires_grad_()
+            middle = now(device)
+            model.head(leaf, targets, **options).backward()
+            end = now(device)
+            if features.requires_grad:
+                features.backward(leaf.grad)
+            seconds, head_seconds = now(device) - begin, end - middle
+    memory = weight_memory(model)
+    memory["the moving average"] = memory["their gradients"] if config.ema else 0
+    head: Any = model.head
+    noise = (0, 0) if head.covariance is None else (head.covariance.noise_features, head.covariance.size)
+    lift, sizes = head_entry(config.head).lift, (len(inputs), head.in_features, head.num_classes)
+    blocks = plan(*sizes, *noise, config.train_samples, device=device, link=head.link, lift=lift)
+    memory["the head's blocks"] = blocks.bytes
+    memory["the backbone's activations"] = activations.bytes
+    return Estimate(memory, seconds * parts, steps, head_seconds / seconds)
+
+
+def write_evaluation(
+    directory: Path, evaluation: Evaluation, dataset: Dataset, split: str, class_counts: np.ndarray | None
+) -> dict[str, float | None]:
+    """Write records, curves, confusions and examples of an evaluation; return its metrics."""
+    records = evaluation.records
+    (directory / "records").mkdir(exist_ok=True)
+    records.save(directory / "records" / f"{split}.safetensors")
+    risks = [[float(x), float(y)] for x, y in zip(*risk_coverage(records), strict=True)]
+    points = [list(point) for point in reliability(records)]
+    write_json(directory / "curves.json", {"split": split, "reliability": points, "risk_coverage": risks})
+    write_json(directory / "confusions.json", evaluation.pairs)
+    write_json(directory / "examples.json", extreme_examples(records, dataset.splits[split], dataset.class_names))
+    return summarise(records, class_counts)
+
+
+@torch.no_grad()
+def result_of(model: Model, dataset: Dataset, metrics: dict[str, Any], evaluation: Evaluation) -> dict[str, Any]:
+    """Return what result.json says of a model and its evaluation."""
+    return {
+        "dataset": dataset.name,
+        "parameters": parameter_counts(model, "head", "backbone"),
+        "metrics": metrics,
+        "predict_seconds_per_1000": 1000 * evaluation.seconds / max(len(evaluation.records), 1),
+        "temperature": float(model.head.temperature()),
+        "noise_scale": model.head.noise_scale,
+        "best_nll": dataset.best_nll,
+        "broken": [list(item) for item in evaluation.unreadable[:100]],
+    }

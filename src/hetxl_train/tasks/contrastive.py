@@ -1,0 +1,415 @@
+"""Contrastive learning: two towers, trained on pairs of images and texts, and evaluated by zero-shot classification,
+retrieval both ways, and how well swapped pairs are found."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn, optim
+
+from hetxl._files import write_json
+from hetxl._seeds import derive_seed
+from hetxl.contrastive.retrieval import auroc, pair_distance, pair_noise, retrieval_recall, top_k, zero_shot_weights
+from hetxl_train.config import ContrastiveConfig, PairOptions
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import Fetched
+from hetxl_train.data.pairs import Pairs, PairSplit, Texts, open_pairs, swapped
+from hetxl_train.distributed import World
+from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
+from hetxl_train.examples import image_of
+from hetxl_train.loaders import Order, Parts
+from hetxl_train.model import parameter_counts
+from hetxl_train.tasks import Loss, Task, towers
+from hetxl_train.tasks.towers import Embedded, Specs, TextReader, TextTable, TwoTowers
+
+KS = (1, 5, 10)
+TOP = (1, 5)
+EXAMPLES = 24
+"""Images with names never seen that are shown, and at most half as many pairs of each other kind."""
+SCORED = 8000
+"""Training pairs whose noise is scored, at most."""
+
+
+class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
+    """Train two towers on pairs, swaps included; nothing is written into the directory here."""
+
+    evaluations: ClassVar[int] = 5
+    command: ClassVar[str] = "contrastive "
+
+    def __init__(
+        self, config: ContrastiveConfig, pairs: Pairs, world: World, console: Console, directory: Path,
+        description: None = None,
+    ):  # fmt: skip
+        super().__init__(config, pairs, world)
+        self.train_pairs = pairs.splits["train"]
+        if len(self.train_pairs) < config.batch_size:
+            raise ValueError(
+                f"batch_size must be at most {len(self.train_pairs)}, the training pairs, found {config.batch_size}"
+            )
+        self.texts = TextReader(config.text, config.buckets)
+        self.specs = Specs(pairs.image, self.texts.spec(pairs))
+        self.steps = config.steps or max(1, round(config.epochs * len(self.train_pairs) / config.batch_size))
+        self.whole = self.model = towers.build_towers(config, self.specs).to(world.device)
+        # The loss of an evaluation is one process's: the others do not take part.
+        several = world.processes > 1
+        self.alone = towers.build_towers(config, self.specs, gather=False).to(world.device) if several else self.model
+        if not world.is_main:
+            world.wait()  # vectors of a locked encoder are computed by one process, and read by the others
+        self.table = self.texts.table(self.train_pairs.texts, config.prompts)
+        if world.is_main:
+            world.wait()
+        self.split = self.train_pairs.images
+        self.order = Order(len(self.train_pairs), derive_seed(config.seed, 23))
+
+    @staticmethod
+    def open(config: PairOptions) -> Pairs:
+        """Open the pairs that a configuration names, with the swaps that it asks for."""
+        pairs = open_pairs(config.data, image_size=config.image_size, seed=config.data_seed)
+        if not config.swap:
+            return pairs
+        if "train" not in pairs.splits:
+            raise ValueError(f"data {config.data!r} has no training split to swap texts in")
+        train = swapped(pairs.splits["train"], config.swap, config.swap_within, config.data_seed)
+        assert train.swaps is not None
+        count, within = len(train.swaps), ", within categories" if config.swap_within else ""
+        note = (
+            f"swapped texts: {count:,} of {len(train):,} training pairs ({count / len(train):.1%}){within}; validation "
+            "and test are clean"
+        )
+        return dataclasses.replace(pairs, splits={**pairs.splits, "train": train}, notes=(*pairs.notes, note))
+
+    @staticmethod
+    def announce(config: ContrastiveConfig, pairs: Pairs, console: Console) -> None:
+        """Print how many pairs there are."""
+        rows = ", ".join(f"{len(split):,} {name}" for name, split in pairs.splits.items())
+        console.say(f"{pairs.name}: {rows} pairs")
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return groups with learning rates of their own for the noise and for the scale and bias of the logits.
+
+        Weight decay is off for the scale and bias of the logits, for biases and the gains of norms.
+        """
+        groups: dict[tuple[float, float], dict[str, Any]] = {}
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            decay, scale = self.config.weight_decay if parameter.dim() > 1 else 0.0, 1.0
+            if name.startswith(("loss.image_noise.", "loss.text_noise.")):
+                scale = self.config.noise_learning_rate
+            elif name.startswith("loss."):
+                scale = self.config.scale_learning_rate
+            new: dict[str, Any] = {"weight_decay": decay, "scale": scale, "params": [], "names": []}
+            group = groups.setdefault((decay, scale), new)
+            group["params"].append(parameter)
+            group["names"].append(name)
+        return list(groups.values())
+
+    def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
+        """Keep how batches are cut."""
+        self.parts = parts
+
+    def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
+        """Return the mean loss over the whole batch, of which this process has a part."""
+        config = self.config
+        rows, seeds = self.order.of(*self.parts.places(step, 0))
+        if len(fetched.rows) < len(rows):  # the loss takes parts of any size
+            if not len(fetched.rows):
+                first = fetched.unreadable[0].path
+                raise ValueError(f"none of {len(rows)} images of a batch could be read, first {first}")
+            read = np.isin(rows, fetched.rows)
+            rows, seeds = rows[read], seeds[read]
+        templates = towers.choose_templates(seeds, self.table.templates)
+        texts = self.table.take(self.train_pairs.sources[rows], templates).to(self.device)
+        # The same in all processes: each takes its rows of the whole batch's draws, as one process alone would.
+        self.noise.manual_seed(derive_seed(config.seed, step, 24))
+        torch.manual_seed(derive_seed(config.seed, step, part, 25))  # dropout and the like
+        images = fetched.inputs.to(self.device, non_blocking=True)
+        return Loss(called(images, texts, generator=self.noise), len(rows))
+
+    def status(self) -> dict[str, float]:
+        """Return the learned scale of the logits."""
+        return {"scale": float(self.model.loss.scale().detach())}
+
+    def validate(self) -> dict[str, Any]:
+        """Return the loss and recall on the validation pairs, or on those of training."""
+        split, config = self.dataset.splits[self.validation], self.config
+        table = self.table if split.texts is self.train_pairs.texts else self.texts.table(split.texts)
+        options = (config.evaluation_pairs, config.batch_size, config.workers)
+        return {"split": self.validation, **validation_metrics(self._evaluated(), split, table, *options)}
+
+    def _evaluated(self) -> TwoTowers:
+        if self.alone is not self.model:
+            self.alone.load_state_dict(self.model.state_dict())
+        return self.alone.eval()
+
+    def estimate(self, parts: Parts) -> Estimate | None:
+        """Measure loss and gradients of a step, twice.
+
+        With several processes the others wait: only what needs no exchange is measured.
+        """
+        model, device, seconds = self.model, self.device, 0.0
+        rows, seeds = self.order.of(*parts.places(0, 0))
+        activations = Activations(model)
+        with measuring(model):
+            for _ in range(2):  # the first warms up
+                begin = now(device)
+                fetched = self.split.fetch(rows, seeds)
+                if not len(fetched.rows):
+                    return None
+                texts = self.table.take(self.train_pairs.sources[fetched.rows]).to(device)
+                with activations.counting():
+                    image, text = model.image(fetched.inputs.to(device)), model.text(texts)
+                    loss = model.loss(image, text) if self.world.processes == 1 else (image * text).sum()
+                if loss.requires_grad:
+                    loss.backward()
+                seconds = now(device) - begin
+        memory = weight_memory(model) | {"the towers' activations": activations.bytes}
+        return Estimate(memory, seconds, self.steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the inputs of the towers."""
+        return {
+            "image": dataclasses.asdict(self.specs.image),
+            "text": None if self.specs.text is None else dataclasses.asdict(self.specs.text),
+        }
+
+    def write_data(self, directory: Path) -> None:
+        """Write which pairs were swapped."""
+        if self.train_pairs.swaps is not None:
+            self.train_pairs.swaps.save(directory / "swaps.npz")
+
+    def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
+        """Evaluate on all splits, and write examples."""
+        evaluation = evaluate_pairs(self._evaluated(), self.dataset, self.texts, self.config)
+        write_json(directory / "examples.json", evaluation.examples)
+        rows = {name: len(split) for name, split in self.dataset.splits.items()}
+        return {
+            "kind": "contrastive",
+            "dataset": self.dataset.name,
+            "data": {"rows": rows, "notes": list(self.dataset.notes)},
+            "parameters": parameter_counts(self.model, "image", "text", "loss"),
+            **evaluation.result,
+            **self.status(),
+        }
+
+    @staticmethod
+    def summary(result: dict[str, Any]) -> str:
+        """Return zero-shot accuracy, recall, and how well swaps are found."""
+        parts = []
+        for name, metrics in result["metrics"].items():
+            if "zero_shot" in metrics:
+                zero = metrics["zero_shot"]
+                parts.append(
+                    f"{name} zero-shot top-1 {zero['top1']:.1%}, top-5 {zero['top5']:.1%} of {zero['classes']:,} names"
+                )
+            parts.append(f"{name} recall@1 {metrics['image_to_text@1']:.1%} / {metrics['text_to_image@1']:.1%}")
+        swaps = result.get("swaps", {})
+        parts += [
+            f"AUROC of the {kind} for swapped pairs {swaps[f'{kind}_auroc']:.3f}"
+            for kind in ("noise", "distance")
+            if swaps.get(f"{kind}_auroc") is not None
+        ]
+        return "; ".join(parts)
+
+
+# ---- evaluation
+
+
+@torch.no_grad()
+def validation_metrics(
+    model: TwoTowers, split: PairSplit, table: TextTable, limit: int = 0, batch_size: int = 256, workers: int = 0
+) -> dict[str, float]:
+    """Return loss without noise, over batches as large as in training, and recall, on the first of shuffled pairs.
+
+    A limit of 0 takes all pairs.
+    """
+    rows = np.random.default_rng(0).permutation(len(split))[: limit or len(split)]
+    embedded = towers.embed_pairs(model, split, table, rows, workers=workers)
+    size = min(batch_size, len(embedded.rows))
+    starts = range(0, len(embedded.rows) - size + 1, size)  # a smaller last batch would have a lower loss
+    parts = ((embedded.images[start : start + size], embedded.texts[start : start + size]) for start in starts)
+    losses = [float(model.loss(images, texts, num_samples=0)) for images, texts in parts]
+    return {"loss": float(np.mean(losses)), **recall_of(model, embedded)}
+
+
+def recall_of(model: TwoTowers, embedded: Embedded) -> dict[str, float]:
+    """Return recall at 1, 5 and 10 both ways; pairs with equal texts count for each other."""
+    images, texts = model.loss.embed_image(embedded.images), model.loss.embed_text(embedded.texts)
+    return retrieval_recall(images, texts, KS, embedded.groups)
+
+
+class Classes(NamedTuple):
+    """The different texts of some pairs as the classes of a zero-shot classifier."""
+
+    weights: torch.Tensor  # [K, D]
+    labels: np.ndarray  # [n], the class of each pair
+    names: list[str] | None  # None for vectors without captions
+
+
+@torch.no_grad()
+def classes_of(model: TwoTowers, embedded: Embedded, reader: TextReader, templates: Sequence[str]) -> Classes:
+    """Return the classes of embedded pairs; texts that are vectors go into no template."""
+    _, first, labels = np.unique(embedded.groups, return_index=True, return_inverse=True)
+    split, names = embedded.split, None
+    if split.texts.captions is not None:
+        names = [split.texts.captions[int(number)] for number in split.sources[embedded.rows[first]]]
+    if names is None or split.texts.vectors is not None:
+        return Classes(torch.nn.functional.normalize(embedded.texts[first], dim=-1), labels, names)
+
+    def encode(texts: list[str]) -> torch.Tensor:
+        table = reader.once(Texts(captions=texts))
+        return model.text(table.take(np.arange(len(texts))).to(embedded.images.device))
+
+    return Classes(zero_shot_weights(encode, names, templates), labels, names)
+
+
+@torch.no_grad()
+def zero_shot(
+    model: TwoTowers, embedded: Embedded, classes: Classes, *, seen: set[str] | None = None, samples: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the accuracy of naming images, with the seed of the samples; 0 samples are representations without noise.
+
+    Returns:
+        "classes", "chance", "top1", "top5", and with the texts `seen` in training "unseen_classes", and "unseen_top1"
+        and "unseen_top5" for the classes that are not among them.
+    """
+    generator = torch.Generator(device=embedded.images.device).manual_seed(seed)
+    best, _ = top_k(model.loss, embedded.images, classes.weights, max(TOP), samples, generator)
+    hits = best.cpu().numpy() == classes.labels[:, None]  # [n, 5]
+    count = len(classes.weights)
+    result: dict[str, Any] = {"classes": count, "chance": 1 / count, "samples": samples}
+    result |= {f"top{k}": float(hits[:, :k].any(1).mean()) for k in TOP}
+    if seen is not None and classes.names is not None:
+        unseen = np.array([name not in seen for name in classes.names])
+        rows = unseen[classes.labels]
+        result["unseen_classes"] = int(unseen.sum())
+        if rows.any():
+            result |= {f"unseen_top{k}": float(hits[rows, :k].any(1).mean()) for k in TOP}
+    return result
+
+
+@torch.no_grad()
+def swap_scores(model: TwoTowers, embedded: Embedded) -> dict[str, Any]:
+    """Return how well scores of single pairs find those that were swapped.
+
+    Returns:
+        "swapped" (their share), "distance_auroc" and, where there is noise, "noise_auroc", "noise_mean_swapped" and
+        "noise_mean_kept".
+    """
+    mask = embedded.swapped
+    if mask is None:
+        raise ValueError("split must have swaps, found none; make them with hetxl_train.data.pairs.swapped")
+    distance = pair_distance(model.loss, embedded.images, embedded.texts).cpu().numpy()
+    result: dict[str, Any] = {"swapped": float(mask.mean()), "distance_auroc": auroc(distance, mask)}
+    if (noise := _noise(model, embedded)) is not None:
+        result["noise_auroc"] = auroc(noise, mask)
+        if mask.any() and not mask.all():
+            result["noise_mean_swapped"] = float(noise[mask].mean())
+            result["noise_mean_kept"] = float(noise[~mask].mean())
+    return result
+
+
+def _noise(model: TwoTowers, embedded: Embedded) -> np.ndarray | None:
+    """Return the noise of every pair, [n]; None for a model without noise."""
+    if model.loss.image_noise is None and model.loss.text_noise is None:
+        return None
+    return pair_noise(model.loss, embedded.images, embedded.texts).cpu().numpy()
+
+
+class Evaluation(NamedTuple):
+    """The evaluation of a trained model, for JSON."""
+
+    result: dict[str, Any]  # "metrics" by split and, where texts were swapped, "swaps"
+    examples: dict[str, Any]  # "zero_shot", and "noisiest" and "calmest" pairs
+
+
+@torch.no_grad()
+def evaluate_pairs(
+    model: TwoTowers, pairs: Pairs, texts: TextReader, config: ContrastiveConfig, *, samples: int | None = None,
+    seen: set[str] | None = None,
+) -> Evaluation:  # fmt: skip
+    """Evaluate retrieval on the validation and test pairs, zero-shot classification on the test pairs, scores of swaps.
+
+    Args:
+        model: in evaluation mode.
+        samples: S of a second zero-shot evaluation; None for the configuration's, 0 for none.
+        seen: texts that were trained on; None for those of the training split, if any.
+    """
+    train = pairs.splits.get("train")
+    if seen is None and train is not None and (captions := train.captions()) is not None:
+        seen = set(captions)
+    samples = config.eval_samples if samples is None else samples
+    metrics: dict[str, Any] = {}
+    examples: dict[str, Any] = {}
+    for name in ("validation", "test"):
+        if name not in pairs.splits:
+            continue
+        split = pairs.splits[name]
+        embedded = towers.embed_pairs(model, split, texts.table(split.texts), workers=config.workers)
+        metrics[name] = recall_of(model, embedded)
+        if name == "test" or "test" not in pairs.splits:
+            classes = classes_of(model, embedded, texts, config.prompts)
+            options: dict[str, Any] = {"seen": seen, "seed": derive_seed(config.seed, 26)}
+            metrics[name]["zero_shot"] = zero_shot(model, embedded, classes, **options)
+            if samples and model.loss.image_noise is not None:
+                metrics[name]["zero_shot_sampled"] = zero_shot(model, embedded, classes, samples=samples, **options)
+            examples["zero_shot"] = _named(model, embedded, classes, seen)
+    result: dict[str, Any] = {"metrics": metrics}
+    if train is not None:
+        rows = np.sort(np.random.default_rng(0).permutation(len(train))[:SCORED])
+        embedded = towers.embed_pairs(model, train, texts.table(train.texts), rows, workers=config.workers)
+        if train.swaps is not None:
+            result["swaps"] = swap_scores(model, embedded)
+        examples |= _noisy(model, embedded)
+    return Evaluation(result, examples)
+
+
+def _named(model: TwoTowers, embedded: Embedded, classes: Classes, seen: set[str] | None) -> list[dict[str, Any]]:
+    """Return some images with the three names that the model finds most probable; first those with names never seen."""
+    labels, names = classes.labels, classes.names
+    if names is None:
+        return []
+    order = np.random.default_rng(0).permutation(len(embedded.rows))
+    if seen is not None:
+        unseen = np.array([names[label] not in seen for label in labels[order]])
+        order = np.concatenate((order[unseen], order[~unseen]))
+    chosen = order[:EXAMPLES]
+    best, logs = top_k(model.loss, embedded.images[torch.from_numpy(chosen)], classes.weights, 3)
+    entries = []
+    for index, ids, values in zip(chosen, best.tolist(), logs.exp().tolist(), strict=True):
+        label = names[int(labels[index])]
+        top = [[names[number], value] for number, value in zip(ids, values, strict=True)]
+        entry = _shown(embedded, index) | {"label": label, "top": top, "hit": names[ids[0]] == label}
+        entries.append(entry if seen is None else entry | {"unseen": label not in seen})
+    return entries
+
+
+def _noisy(model: TwoTowers, embedded: Embedded) -> dict[str, list[dict[str, Any]]]:
+    """Return the pairs with the most noise, and those with the least; none for a model without noise."""
+    scores, mask = _noise(model, embedded), embedded.swapped
+    if scores is None:
+        return {}
+    order, half = np.argsort(-scores, kind="stable"), EXAMPLES // 2
+    return {
+        kind: [
+            _shown(embedded, index)
+            | {
+                "label": embedded.split.caption(int(embedded.rows[index])) or "",
+                "noise": float(scores[index]),
+                "swapped": None if mask is None else bool(mask[index]),
+            }
+            for index in chosen
+        ]
+        for kind, chosen in (("noisiest", order[:half]), ("calmest", order[::-1][:half]))
+    }
+
+
+def _shown(embedded: Embedded, index: int) -> dict[str, Any]:
+    """Return an image as a data: address, if there is one."""
+    row = int(embedded.rows[index])
+    shown = embedded.split.images.show(row)
+    return {"row": row, "image": image_of(shown), "path": shown.image}

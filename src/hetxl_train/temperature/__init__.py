@@ -1,0 +1,5 @@
+"""Ways to choose the temperature τ. `hetxl_train.search.tune.tune` runs them, `recommend` says which to take."""
+
+from hetxl_train.temperature.policy import Recommendation, recommend
+
+__all__ = ["Recommendation", "recommend"]

@@ -1,0 +1,227 @@
+"""What the loop does with a learned τ beside following the training loss.
+
+It may freeze τ for the first steps, and add a prior. A rule moves τ by a validation loss instead, directly or through
+the last step; the loop calls it around its own step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn, optim
+
+from hetxl._seeds import derive_seed
+from hetxl.functional import LabelLists
+from hetxl_train.config import TrainConfig
+from hetxl_train.data.dataset import Fetched, Split
+from hetxl_train.loaders import Order, to_device
+from hetxl_train.model import Model
+from hetxl_train.temperature import hypergradient
+from hetxl_train.temperature.hypergradient import Batch
+
+
+def is_frozen(step: int, steps: int, config: TrainConfig) -> bool:
+    """Return whether τ still stays at its initial value in a step, counted from 0."""
+    return step < round(config.temperature_hold * steps)
+
+
+def freeze(temperature: nn.Module) -> None:
+    """Zero the gradient of τ, before gradients are clipped: it has no part in their norm, and none in the step."""
+    for parameter in temperature.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def reset_state(temperature: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Zero the optimiser's state of τ after a frozen step, so that it starts afresh when τ may move."""
+    for parameter in temperature.parameters():
+        for value in optimizer.state.get(parameter, {}).values():
+            value.zero_()
+
+
+def add_temperature_prior(temperature: nn.Module, weight: float) -> None:
+    """Add the gradient of weight · (log τ)² to that of τ's parameters; nothing if τ is not learned.
+
+    The gradients are those of the mean loss, not scaled; the reported loss stays the likelihood's.
+    """
+    parameters = [parameter for parameter in temperature.parameters() if parameter.requires_grad]
+    if not parameters or not weight:
+        return
+    with torch.enable_grad():
+        penalty = weight * torch.log(temperature()).square()
+    for parameter, gradient in zip(parameters, torch.autograd.grad(penalty, parameters), strict=True):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def held_out_examples(config: TrainConfig) -> int:
+    """Return the number of held-out examples of each part of a batch."""
+    if config.temperature_method == "train" or not config.temperature_held_out:
+        return 0
+    part = config.batch_size // config.accumulate
+    count = round(config.temperature_held_out * part)
+    if not 0 < count < part:
+        raise ValueError(
+            f"temperature_held_out = {config.temperature_held_out:g} takes {count} of the {part} examples of a part; "
+            "raise batch_size, or choose another share"
+        )
+    return count
+
+
+class Validation:
+    """The examples of a rule: of a split of their own, or with None for it held out of each batch."""
+
+    def __init__(self, config: TrainConfig, split: Split | None, device: torch.device):
+        self.config, self.split, self.device = config, split, device
+        self.held = held_out_examples(config)
+        self.order = None if split is None else Order(len(split), derive_seed(config.seed, 16))
+        self.parts: list[Batch] = []
+
+    def divide(self, fetched: Fetched, split: Split) -> tuple[Tensor, Tensor | LabelLists]:
+        """Hold out the last rows of a part of a batch; return the others, to train on."""
+        rows = fetched.rows
+        # If rows could not be read there may be fewer than are held out: one is always trained on.
+        count = max(len(rows) - self.held, min(1, len(rows)))
+        if count < len(rows):
+            targets = to_device(split.labels.take(rows[count:]), self.device)
+            self.parts.append(Batch(fetched.inputs[count:].to(self.device), targets))
+        return fetched.inputs[:count], split.labels.take(rows[:count])
+
+    def batches(self, step: int) -> list[Batch]:
+        """Return the examples of a step."""
+        if self.split is None:
+            held_out, self.parts = self.parts, []
+            return held_out
+        assert self.order is not None
+        size = self.config.batch_size // self.config.accumulate
+        batches = []
+        for part in range(self.config.accumulate):
+            start = step * self.config.batch_size + part * size
+            fetched = self.split.fetch(self.order.of(start, start + size)[0])
+            if len(fetched.rows):
+                targets = to_device(self.split.labels.take(fetched.rows), self.device)
+                batches.append(Batch(fetched.inputs.to(self.device), targets))
+        return batches
+
+
+class TemperatureRule(ABC):
+    """Moves τ, which is learned, instead of the training loss; the optimiser has all parameters of the model."""
+
+    def __init__(self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation):
+        self.config, self.model, self.optimizer, self.validation = config, model, optimizer, validation
+        [self.raw] = model.head.temperature.parameters()
+        self.noise = torch.Generator(device=validation.device)
+
+    def see(self, batch: Batch, seed: Callable[[], torch.Generator]) -> None:  # noqa: B027, not every rule needs it
+        """See a part of the batch, after its loss.
+
+        Calling `seed` resets all random states to those before the loss, and returns the generator of its noise.
+        """
+
+    @abstractmethod
+    def before_step(self, step: int, examples: int) -> None:
+        """Set the gradient of τ, once those of all parameters are computed, as the mean over so many examples."""
+
+    def clipped(self, norm: Tensor) -> None:  # noqa: B027
+        """See that gradients were clipped, with their norm before that."""
+
+    def after_step(self, step: int, moves: bool) -> None:  # noqa: B027
+        """Act after the step, counted from 0; `moves` says whether τ may move yet."""
+
+    def gradients(self, step: int, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """Return those of the mean validation loss; the backbone as in evaluation, S as in training."""
+        training, batches = self.model.backbone.training, self.validation.batches(step)
+        self.model.backbone.eval()
+        sums, count = [torch.zeros_like(parameter) for parameter in parameters], 0
+        try:
+            for number, batch in enumerate(batches):
+                self.noise.manual_seed(derive_seed(self.config.seed, step, number, 17))
+                _, values = hypergradient.loss_gradients(self.model, batch, parameters, generator=self.noise)
+                for total, value in zip(sums, values, strict=True):
+                    total += value
+                count += len(batch)
+        finally:
+            self.model.backbone.train(training)
+        return [total / max(count, 1) for total in sums]
+
+
+class DirectRule(TemperatureRule):
+    """The paper's "simple gradient": τ follows the validation loss as if no weight depended on it."""
+
+    def before_step(self, step: int, examples: int) -> None:
+        """Let τ take part in the step with its gradient of the validation loss."""
+        [self.raw.grad] = self.gradients(step, [self.raw])
+        add_temperature_prior(self.model.head.temperature, self.config.temperature_prior)
+
+
+class BilevelRule(TemperatureRule):
+    """Luketina et al.: τ follows the validation loss after the step, also through its effect on that step."""
+
+    def __init__(self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation):
+        super().__init__(config, model, optimizer, validation)
+        pairs = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        self.groups = [(group, parameter) for group, parameter in pairs if parameter is not self.raw]
+        self.parameters = [parameter for _, parameter in self.groups]
+        self.mixed: list[Tensor] = []
+        self.before: list[Tensor] = []
+
+    def see(self, batch: Batch, seed: Callable[[], torch.Generator]) -> None:
+        """Add the derivative of this part's gradients with respect to t."""
+        buffers = {name: value.clone() for name, value in self.model.backbone.named_buffers()}
+        options = {"generator": seed(), "label_smoothing": self.config.label_smoothing}
+        values = hypergradient.mixed_derivative(self.model.backbone, self.model.head, batch, self.parameters, **options)
+        for name, value in self.model.backbone.named_buffers():  # running averages have seen this part already
+            value.copy_(buffers[name])
+        self.mixed = [total + value for total, value in zip(self.mixed, values, strict=True)] if self.mixed else values
+
+    def before_step(self, step: int, examples: int) -> None:
+        """Leave τ out of the step."""
+        self.raw.grad = None
+        self.mixed = [value / max(examples, 1) for value in self.mixed]
+        if self.config.clip:
+            self.before = [gradient_of(parameter).clone() for parameter in self.parameters]
+
+    def clipped(self, norm: Tensor) -> None:
+        """Differentiate the clipping, which is a part of the step."""
+        self.mixed = hypergradient.clipped_tangents(self.before, self.mixed, float(norm), self.config.clip)
+        self.before = []
+
+    def after_step(self, step: int, moves: bool) -> None:
+        """Do a step of τ alone; of length 0 if it may not move, so that the optimiser has a state to store."""
+        gradient = self.hypergradient(step)
+        self.raw.grad = gradient if moves else torch.zeros_like(gradient)
+        if moves:
+            add_temperature_prior(self.model.head.temperature, self.config.temperature_prior)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.optimizer.step()
+        self.mixed = []
+
+    def hypergradient(self, step: int) -> Tensor:
+        """Return d F_val / dt after the step, shaped like t."""
+        direct, *slopes = self.gradients(step, [self.raw, *self.parameters])
+        along = torch.zeros((), dtype=direct.dtype, device=direct.device)
+        for (group, parameter), tangent, slope in zip(self.groups, self.mixed, slopes, strict=True):
+            moved = hypergradient.step_tangent(self.optimizer, group, parameter, gradient_of(parameter), tangent)
+            along += (moved * slope).sum()
+        return direct + along
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter, 0 if it has none."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def build_rule(
+    config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Split | None, device: torch.device
+) -> TemperatureRule | None:
+    """Return the rule of a configuration; None if τ follows the training loss, or is fixed."""
+    if config.temperature_method == "train":
+        return None
+    split = None if config.temperature_held_out else validation
+    if not config.temperature_held_out and validation is None:
+        raise ValueError(
+            f"temperature_method = {config.temperature_method} needs a validation split, which the data does not have; "
+            "give --validation, or --temperature-held-out 0.125"
+        )
+    kind = DirectRule if config.temperature_method == "gradient" else BilevelRule
+    return kind(config, model, optimizer, Validation(config, split, device))

@@ -1,0 +1,124 @@
+"""`hetxl train` and `hetxl contrastive train`: from a configuration to a trained, evaluated run."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetxl._files import write_json
+from hetxl.registry import HEAD_LABELS
+from hetxl_train.checkpoint import load_weights
+from hetxl_train.config import Config, RunConfig, TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data import Dataset, Description
+from hetxl_train.data.dataset import UnreadableExamples
+from hetxl_train.data.pairs import Pairs
+from hetxl_train.distributed import world
+from hetxl_train.loop import Progress, Trainer
+from hetxl_train.runs import Log, Run, check_data, default_directory, save_model, start_run
+from hetxl_train.tasks import Task
+
+
+def train(
+    config: Config, *, dataset: Dataset | Pairs | None = None, console: Console | None = None, label: str | None = None,
+    description: Description | None = None,
+) -> Run[Config]:  # fmt: skip
+    """Train, evaluate on the test split, and write everything into the run's directory.
+
+    A directory with a run of the same configuration is resumed; a finished one is left as it is.
+
+    Args:
+        dataset: opened already, label noise or swaps included; None to open what the configuration names.
+        label: name of the run in reports; that of the head by default.
+        description: of the data, printed already; None to describe the data and print that.
+    """
+    task_class, console = _task_class(config), console or Console()
+    with world(config.device) as processes:
+        if not processes.is_main:
+            console = Console(quiet=True)
+        directory = default_directory(config) if config.out is None else Path(config.out)
+        if dataset is None and not directory.exists():
+            dataset = task_class.open(config)  # data that cannot be opened leaves no directory behind
+        run = start_run(config, directory) if processes.is_main else Run(directory, config)
+        processes.wait()
+        if run.finished:
+            console.say(f"{run.path} is done; see result.json there, or hetxl {task_class.command}report {run.path}")
+            return run
+        if dataset is None:
+            dataset = task_class.open(config)
+        if description is None and processes.is_main:
+            description = task_class.announce(config, dataset, console)
+        task = task_class(config, dataset, processes, console, run.path, description)
+        _train(task, run, console, label or HEAD_LABELS[config.head])
+    return run
+
+
+def _task_class(config: RunConfig) -> Any:
+    """Return the task of a configuration; nothing of the other one is loaded."""
+    if isinstance(config, TrainConfig):
+        from hetxl_train.tasks.classification import ClassificationTask
+
+        return ClassificationTask
+    from hetxl_train.tasks.contrastive import ContrastiveTask
+
+    return ContrastiveTask
+
+
+def _train(task: Task, run: Run, console: Console, label: str) -> None:
+    """Train from the last checkpoint to the result."""
+    processes, is_main = task.world, task.world.is_main
+    unreadable = UnreadableExamples(path=run.path / "broken.txt" if is_main else None)
+    trainer = Trainer(task, run.checkpoints, console, unreadable)
+    checkpoint, refused = run.checkpoints.latest()
+    for message in refused:
+        console.say(f"Not used: {message}")
+    if checkpoint is not None:
+        check_data(run, task.dataset, tuple(task.dataset.splits), "train again in another --out")
+        trainer.restore(checkpoint)
+        console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}")
+    processes.wait()
+    log = None
+    if is_main:
+        run.checkpoints.discard_after(trainer.progress.step)
+        write_json(run.path / "model.json", task.describe())
+        task.write_data(run.path)
+        if checkpoint is None and (estimate := task.estimate(trainer.parts)) is not None and estimate.matters:
+            console.say(f"{label}: {estimate}")
+        events = run.path / "tensorboard" if task.config.tensorboard else None
+        log = Log(run.path / "log.jsonl", trainer.progress.step, events)
+    with contextlib.closing(log) if log is not None else contextlib.nullcontext():
+        progress = trainer.train(log, task.validate)
+    if unreadable.seen:
+        unreadable.finish()
+    processes.wait()
+    if is_main:
+        result = _finish(task, run, trainer, progress, label)
+        console.say(f"{label}: {task.summary(result)}; {run.path}")
+    processes.wait()
+
+
+def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: str) -> dict[str, Any]:
+    """Save and evaluate the weights that are kept: the last, or with early stopping the best."""
+    config, step = task.config, progress.step
+    weights = trainer.averaged()
+    if config.patience:
+        checkpoint, _ = run.checkpoints.best()
+        assert checkpoint is not None
+        load_weights(task.model, checkpoint, averaged=bool(config.ema))
+        step, weights = checkpoint.step, torch.no_grad()
+    with weights:
+        save_model(run, task.whole)
+        begin = time.perf_counter()
+        # The last step ends with an evaluation; other weights are kept only where a run may stop early.
+        result = {"label": label, "head": config.head, "seed": config.seed}
+        result |= task.result(run.path, stopped=progress.stopped, validate=bool(config.patience))
+    result |= {
+        "steps": step,
+        "examples": step * config.batch_size,
+        "train_seconds": progress.seconds,
+        "evaluate_seconds": time.perf_counter() - begin,
+    }
+    write_json(run.path / "result.json", result)
+    return result

@@ -1,0 +1,119 @@
+"""The learning rate over the steps, and which parameters decay."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hetxl.optim import build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
+from hetxl_train.data.dataset import InputSpec
+from hetxl_train.model import build_model
+from support.training import small
+
+STEPS = 200
+
+
+def rates(steps=STEPS, **options):
+    config = small(learning_rate=1e-2, **options)
+    return np.array([learning_rate_at(step, steps, config.recipe) for step in range(steps)])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_warm_up_peak_and_decay(schedule):
+    learning_rates = rates(schedule=schedule, warmup=0.1, warmup_from=1e-5)
+    assert learning_rates[0] == pytest.approx(1e-5 + (1e-2 - 1e-5) / 20)
+    np.testing.assert_allclose(np.diff(learning_rates[:20]), (1e-2 - 1e-5) / 20)
+    assert learning_rates.max() == learning_rates[19] == learning_rates[20] == 1e-2
+    assert (np.diff(learning_rates[20:]) < 0).all()
+    assert 0 < learning_rates[-1] < 1e-4
+
+
+def test_the_forms_of_decay():
+    linear, cosine = rates(schedule="linear", warmup=0), rates(schedule="cosine", warmup=0)
+    np.testing.assert_allclose(linear, 1e-2 * (1 - np.arange(STEPS) / STEPS))
+    np.testing.assert_allclose(cosine, 5e-3 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)))
+    learning_rates = rates(schedule="constant", warmup=10)
+    assert (learning_rates[9:] == 1e-2).all()
+    assert (learning_rates[:9] < 1e-2).all()
+
+
+def test_warm_up_in_steps_and_as_a_share():
+    np.testing.assert_array_equal(rates(warmup=20), rates(warmup=0.1))
+    assert rates(warmup=0)[0] == 1e-2
+    assert rates(warmup=1)[0] == 1e-2
+
+
+def test_learning_rate_stays_below_its_peak_in_edge_cases():
+    assert (np.diff(rates(5, warmup=100)) > 0).all()  # a warm-up longer than the run
+    assert rates(1, warmup=0)[0] == 1e-2
+    assert rates(warmup=10, warmup_from=1.0).max() == 1e-2  # never above the peak
+
+
+def test_no_decay_for_temperature_biases_and_norms():
+    config = small(
+        backbone="mlp", width=8, features=4, weight_decay=0.3, temperature="learned", temperature_learning_rate=5.0
+    )
+    model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
+    groups = {group["name"]: group for group in parameter_groups(model, config.recipe)}
+    assert {name: group["weight_decay"] for name, group in groups.items()} == {
+        "decayed": 0.3,
+        "plain": 0.0,
+        "temperature": 0.0,
+    }
+    assert all(name.startswith("head.temperature.") for name in groups["temperature"]["names"])
+    assert groups["temperature"]["scale"] == 5.0
+    norms = [f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)]
+    biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
+    assert norms
+    assert set(groups["plain"]["names"]) == {*norms, *biases}
+    assert {"head.classifier.weight", "backbone.body.first.weight"} <= set(groups["decayed"]["names"])
+    grouped = [name for group in groups.values() for name in group["names"]]
+    assert sorted(grouped) == sorted(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "decay", "scale"),
+    [
+        ({"noise_learning_rate": 0.1}, 0.3, 0.1),
+        ({"noise_weight_decay": 0.0}, 0.0, 1.0),
+        ({"noise_learning_rate": 3.0, "noise_weight_decay": 0.05}, 0.05, 3.0),
+    ],
+)
+def test_the_covariance_may_have_a_recipe_of_its_own(options, decay, scale):
+    config = small(weight_decay=0.3, **options)
+    model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
+    groups = {group["name"]: group for group in parameter_groups(model, config.recipe)}
+    assert set(groups) == {"decayed", "plain", "noise decayed", "noise plain"}
+    noise = [name for name, _ in model.named_parameters() if name.startswith("head.covariance.")]
+    assert sorted(groups["noise decayed"]["names"] + groups["noise plain"]["names"]) == sorted(noise)
+    assert all(name.endswith(".bias") for name in groups["noise plain"]["names"])
+    assert (groups["noise decayed"]["weight_decay"], groups["noise plain"]["weight_decay"]) == (decay, 0)
+    assert groups["noise decayed"]["scale"] == groups["noise plain"]["scale"] == scale
+    assert (groups["decayed"]["weight_decay"], groups["decayed"]["scale"]) == (0.3, 1)
+    # A head without noise has nothing to put there.
+    det = build_model(small(head="det", **options), InputSpec("features", (4,)), 8, "softmax")
+    assert [group["name"] for group in parameter_groups(det, config.recipe)] == ["decayed", "plain"]
+
+
+def test_only_the_heads_temperature_is_one():
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"temperature": nn.Linear(2, 2)}), "head": nn.Linear(2, 2)})
+    assert [group["name"] for group in parameter_groups(model, small().recipe)] == ["decayed", "plain"]
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    assert [group["names"] for group in parameter_groups(model, small().recipe)] == [["1.weight"], ["1.bias"]]
+
+
+def test_the_optimiser_has_the_options_and_every_group_its_multiple():
+    config = small(temperature="learned", temperature_learning_rate=3.0, beta1=0.8, beta2=0.95)
+    optimizer = build_optimizer(build_model(config, InputSpec("features", (4,)), 8, "softmax"), config.recipe)
+    set_learning_rate(optimizer, 0.5)
+    assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
+        "decayed": 0.5,
+        "plain": 0.5,
+        "temperature": 1.5,
+    }
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    assert isinstance(optimizer, torch.optim.AdamW)

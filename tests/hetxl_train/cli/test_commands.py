@@ -1,0 +1,163 @@
+"""The `hetxl` command as a whole: what it loads, its help, plug-ins, and how errors end it."""
+
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import hetxl
+from hetxl_train import plugins
+from hetxl_train.cli.commands import LazyCommand, app, one_line_errors
+from hetxl_train.config import TrainConfig
+
+
+def call(*words):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, words, prog_name="hetxl")
+
+
+def loaded_modules(*words):
+    """The modules that a command line loads, in a process of its own."""
+    code = (
+        f"import sys; sys.argv = ['hetxl', *{words!r}]\n"
+        "from hetxl_train.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print('modules:', *sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.split("modules:")[1].split()
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
+def test_help_and_version_load_few_modules_and_no_torch(flag):
+    modules = loaded_modules(flag)
+    assert len([name for name in modules if name.split(".")[0].startswith("hetxl")]) < 60
+    assert not {"torch", "numpy", "hetxl_lab"} & set(modules)
+
+
+@pytest.mark.slow
+def test_help_takes_at_most_half_a_second_more_than_typer_and_rich():
+    def seconds(*arguments):
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert seconds("-m", "hetxl_train.cli", "--help") <= seconds("-c", "import typer, rich") + 0.5
+
+
+def test_version_is_printed():
+    result = call("--version")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"hetxl {hetxl.__version__}\n", "")
+    line = [sys.executable, "-m", "hetxl_train.cli", "--version"]
+    assert subprocess.run(line, capture_output=True, text=True, check=True).stdout == result.stdout
+
+
+def test_missing_typer_error_names_the_extra():
+    code = "import sys; sys.modules['typer'] = None; from hetxl_train.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line = "the hetxl command needs more packages: pip install 'hetxl[train]'\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", line)
+
+
+def test_no_arguments_show_the_help():
+    assert call().output == call("--help").output
+
+
+def commands(group, path=()):
+    """All commands below a group, loaded, with their words."""
+    for name, command in group.commands.items():
+        loaded = command.load() if isinstance(command, LazyCommand) else command
+        yield (*path, name), command, loaded
+        if isinstance(loaded, TyperGroup):
+            yield from commands(loaded, (*path, name))
+
+
+def test_the_line_in_the_list_is_the_first_of_the_commands_own_help():
+    for words, command, loaded in commands(get_command(app)):
+        if isinstance(command, LazyCommand):
+            assert command.short_help == loaded.help.split("\n\n")[0].replace("\n", " "), words
+
+
+def test_help_by_either_name_for_every_command():
+    for words, _, loaded in commands(get_command(app)):
+        short, long = call(*words, "-h"), call(*words, "--help")
+        assert short.exit_code == 0, words
+        assert short.output == long.output
+        assert loaded.help.split("\n")[0] in " ".join(long.output.split())
+
+
+def test_options_are_listed_by_section():
+    text = call("train", "--help").output
+    titles = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    sections = [f"{section.capitalize()} options" for section in dict.fromkeys(TrainConfig.sections().values())]
+    assert titles == ["Arguments", "Options", *sections]
+    assert text.index("Head options:") < text.index("--rank ") < text.index("Backbone options:")
+
+
+def test_a_misspelt_command_has_a_suggestion():
+    result = call("trian")
+    assert result.exit_code == 2
+    assert "train" in result.stderr
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Replace the installed plug-ins of a group."""
+
+    def install(group, **targets):
+        entries = {name: EntryPoint(name, target, f"hetxl.{group}") for name, target in targets.items()}
+        usual = plugins.entries
+        monkeypatch.setattr(plugins, "entries", lambda name: entries if name == group else usual(name))
+
+    return install
+
+
+@pytest.mark.parametrize("words", [("study",), ("study", "flops", "--quick"), ("data", "build"), ("study", "--help")])
+def test_lab_commands_without_the_lab_name_the_package(installed, words):
+    installed("commands")
+    result = call(*words)
+    assert result.exit_code == 2
+    name = "data build" if words[0] == "data" else "study"
+    assert result.stderr == f"Error: hetxl {name} {plugins.LAB}\n"
+
+
+def test_commands_of_the_lab_are_listed_with_it_and_without(installed):
+    with_lab = [call(*words).stdout for words in (("--help",), ("data", "--help"))]
+    assert plugins.LAB_COMMANDS["study"] in with_lab[0]
+    assert plugins.LAB_COMMANDS["data.build"] in with_lab[1]
+    installed("commands")
+    assert [call(*words).stdout for words in (("--help",), ("data", "--help"))] == with_lab
+
+
+def test_other_packages_add_commands_that_are_imported_when_they_run(installed):
+    installed("commands", greet="no_such_module:greet", shout="builtins:print")
+    assert "Added by no_such_module:greet." in call("--help").stdout
+    result = call("greet")
+    assert result.exit_code == 2
+    assert "no_such_module" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ValueError("rank must be\n at least 1"), 2), (FileNotFoundError("no x"), 2), (FloatingPointError("nan"), 1)],
+)
+def test_bad_input_ends_with_a_message(error, code, capsys):
+    with pytest.raises(typer.Exit) as exit, one_line_errors():
+        raise error
+    assert exit.value.exit_code == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Error: ")
+
+
+def test_bugs_are_not_hidden():
+    with pytest.raises(KeyError), one_line_errors():
+        raise KeyError("a bug")

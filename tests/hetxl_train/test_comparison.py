@@ -1,0 +1,131 @@
+"""Comparisons of heads, and the options of those on built-in data."""
+
+import json
+
+import pytest
+import torch
+
+from hetxl_train.comparison import VARIANTS, compare
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data.open import BUILT_IN
+from hetxl_train.presets import PRESETS, preset_for
+from hetxl_train.report import compare_table, find_runs
+from hetxl_train.rescale import SCALED, SCALED_XL
+from hetxl_train.runs import load_run, read_log
+from support.training import DATA, small
+
+SMALL = TrainConfig(
+    data="synthetic:rows=1200,classes=10,features=5",
+    backbone="mlp",
+    width=8,
+    features=6,
+    rank=3,
+    steps=8,
+    batch_size=16,
+    train_samples=2,
+    eval_samples=8,
+    log_every=1,
+    evaluation_examples=60,
+    test_examples=60,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare") / "out"
+    config = TrainConfig.from_dict(SMALL.to_dict() | {"output": SMALL.to_dict()["output"] | {"out": str(out)}})
+    return compare(config, seeds=(0, 3), console=Console(quiet=True))
+
+
+def test_every_head_with_every_seed(directory):
+    summary = json.loads((directory / "compare.json").read_text())
+    assert summary["heads"] == ["DET", SCALED, "DET + label smoothing", "HET", "HET-H", "HET-XL", SCALED_XL]
+    assert summary["seeds"] == [0, 3]
+    runs = find_runs([directory])
+    assert len(runs) == 14
+    table = compare_table(runs)
+    assert [row.label for row in table.heads] == summary["heads"]
+
+
+def test_the_same_steps_on_the_same_examples(directory):
+    configs = [load_run(directory / "runs" / f"{name}-seed3").run.config for name in VARIANTS]
+    shared = ("data", "data_seed", "seed", "steps", "batch_size", "learning_rate", "backbone", "width", "features")
+    assert len({tuple(getattr(config, name) for name in shared) for config in configs}) == 1
+    logs = [read_log(directory / "runs" / f"{name}-seed3" / "log.jsonl") for name in VARIANTS]
+    assert len({tuple((line["step"], line.get("learning_rate")) for line in log) for log in logs}) == 1
+
+
+@pytest.mark.parametrize("head", ["det", "het-xl"])
+def test_temperature_scaling_changes_the_temperature_alone(directory, head):
+    before, after = (load_run(directory / "runs" / f"{name}-seed3") for name in (head, f"{head}-scaled"))
+    for name, value in before.model.state_dict().items():
+        assert torch.equal(value, after.model.state_dict()[name])
+    assert float(before.model.head.temperature()) == 1
+    result = json.loads((directory / "runs" / f"{head}-scaled-seed3" / "result.json").read_text())
+    assert float(after.model.head.temperature()) == pytest.approx(result["temperature"])
+    plain = json.loads((directory / "runs" / f"{head}-seed3" / "result.json").read_text())
+    assert result["derived_from"] == f"{head}-seed3"
+    # With noise τ is known to half a percent, and the mean of softmaxes may order other classes first.
+    slack = 1e-6 if head == "det" else 1e-3
+    assert result["metrics"]["validation"]["nll"] <= plain["metrics"]["validation"]["nll"] + slack
+    assert abs(result["metrics"]["test"]["precision@1"] - plain["metrics"]["test"]["precision@1"]) <= 100 * slack
+
+
+def test_a_finished_comparison_is_not_run_again(directory, capsys):
+    config = TrainConfig.from_dict(SMALL.to_dict() | {"output": SMALL.to_dict()["output"] | {"out": str(directory)}})
+    assert compare(config, seeds=(0, 3)) == directory
+    assert "is done already" in capsys.readouterr().err
+
+
+def test_a_finished_comparison_of_several_labels_is_not_run_again(tmp_path, capsys):
+    config = small(data=f"{DATA},multi_label=true", out=str(tmp_path / "out"))
+    skipped = []
+    for _ in range(2):
+        compare(config, heads=("det", "det-smoothed"), seeds=(0,))
+        skipped.append("is done already" in capsys.readouterr().err)
+    assert skipped == [False, True]
+
+
+def test_invalid_heads_seeds_and_jobs_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'het-xl'"):
+        compare(SMALL, heads=("het-lx",))
+    with pytest.raises(ValueError, match="seeds must be different"):
+        compare(SMALL, seeds=(1, 1))
+    with pytest.raises(ValueError, match=r"heads must name at least one of det, det-smoothed, .*, found none"):
+        compare(SMALL, heads=())
+
+
+@pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"data": f"{DATA},multi_label=true"}])
+def test_labels_are_not_smoothed_for_the_sigmoid_link(tmp_path, options):
+    config, quiet = small(tmp_path / "out", **options), Console(quiet=True)
+    with pytest.raises(ValueError, match="another than det-smoothed: labels are not smoothed for the sigmoid link"):
+        compare(config, heads=("det-smoothed",), console=quiet)
+    assert not (tmp_path / "out").exists()
+    compare(config, heads=("det", "det-smoothed"), console=quiet)
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["heads"] == ["DET", SCALED]
+
+
+def test_a_temperature_that_followed_the_validation_loss_can_be_fitted_too(tmp_path):
+    config = small(tmp_path / "out", temperature="learned", temperature_method="gradient", temperature_held_out=0.25)
+    directory = compare(config, heads=("det",), console=Console(quiet=True))
+    scaled = load_run(directory / "runs" / "det-scaled-seed0").run.config
+    assert (scaled.temperature_method, scaled.temperature_held_out) == ("train", 0.0)
+    assert float(scaled.temperature) > 0
+
+
+@pytest.mark.parametrize("data", BUILT_IN)
+@pytest.mark.parametrize("head", ["det", "het", "het-h", "het-xl"])
+def test_presets_are_valid(data, head):
+    values = preset_for(data)
+    config = TrainConfig(data=data, head=head, **values)
+    for name, value in values.items():
+        assert getattr(config, name) == value
+
+
+def test_presets_are_found_by_name():
+    assert preset_for("synthetic:rows=50,noise=2") is PRESETS["synthetic"]
+    assert preset_for("pycode") is PRESETS["pycode"]
+    assert preset_for("images/") == {}
+    assert preset_for(None) == {}
