@@ -204,7 +204,8 @@ def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     if total == 0:  # no spread at all
         return 1.0 if ours.value == theirs.value else 0.0
     freedom = total**2 / (ours.error**4 / (ours.number - 1) + theirs.error**4 / (theirs.number - 1))
-    return two_sided_p((ours.value - theirs.value) / math.sqrt(total), freedom)
+    # Rounding can put it just below 1, its least value.
+    return two_sided_p((ours.value - theirs.value) / math.sqrt(total), max(1.0, freedom))
 
 
 def _swap_run(summary: Summary, label: str, swap: float) -> dict[str, list[float]] | None:

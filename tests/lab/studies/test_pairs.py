@@ -163,6 +163,8 @@ def test_welch_p_has_known_values():
     assert welch_p([1, 1], [2, 2]) == 0
     assert welch_p([1, 1], [1, 1]) == 1
     assert welch_p([1], [1, 2]) is None
+    # One degree of freedom, of which rounding leaves a little less.
+    assert welch_p([0, 2.1], [0, 0]) == pytest.approx(0.5)
 
 
 NORMALISATION = load_study("normalisation")
