@@ -29,9 +29,6 @@ class AdaptiveClassifier(Classifier):
         cutoffs: where the clusters begin, ascending: [1000, 10000] has 1,000 classes in the head and two clusters.
         counts: [K], how often each class occurs; the most frequent come first. None for ids in that order already.
         div_value: by which the features of each further cluster are fewer.
-        head_bias: whether the head has a bias.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> AdaptiveClassifier(64, 1000, cutoffs=[100, 300])(torch.randn(8, 64)).shape
     torch.Size([8, 1000])

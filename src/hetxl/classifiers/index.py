@@ -135,8 +135,15 @@ class ClassIndex:
     def build(self, weight: Tensor, bias: Tensor | None, queries: Tensor) -> None:
         """Build it from W as it is, and tune it on queries [n, D], rows of W with noise where those are few."""
         faiss = import_faiss()
+        largest = torch.stack([tensor.detach().abs().max().float() for tensor in (weight, bias) if tensor is not None])
+        # The maximum of a tensor with a NaN is NaN.
+        if not largest.isfinite().all():
+            raise ValueError(
+                "weight and bias of a RetrievedClassifier must be finite to be searched, found values that are not; "
+                "lower the learning rate, or load other weights"
+            )
         # Half-precision vectors: all of them within its range, and room above.
-        self.scale = 1 / max(_largest(weight, bias), 1e-30)
+        self.scale = 1 / max(float(largest.max()), 1e-30)
         generator = torch.Generator().manual_seed(0)
         self.index = self._inverted_file(faiss, weight, bias, generator)
         self.fresh, self.long = np.zeros(len(weight), dtype=bool), _longest(weight, bias)
@@ -275,18 +282,6 @@ def _longest(weight: Tensor, bias: Tensor | None) -> np.ndarray:
     longest = np.zeros(len(weight), dtype=bool)
     longest[lengths.topk(-(-len(weight) // LONG_SHARE)).indices.cpu().numpy()] = True
     return longest
-
-
-def _largest(weight: Tensor, bias: Tensor | None) -> float:
-    """The largest element of W and b by size."""
-    largest = torch.stack([tensor.detach().abs().max().float() for tensor in (weight, bias) if tensor is not None])
-    # The maximum of a tensor with a NaN is NaN.
-    if not largest.isfinite().all():
-        raise ValueError(
-            "weight and bias of a RetrievedClassifier must be finite to be searched, found values that are not; lower "
-            "the learning rate, or load other weights"
-        )
-    return float(largest.max())
 
 
 def find_cells(

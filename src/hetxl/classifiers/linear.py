@@ -54,8 +54,6 @@ class LinearClassifier(RowsClassifier):
         normalized: whether w_k and φ are brought to unit length. The noise is added to φ after that, and is not
             normalised again.
         scale: s at the start; it is learned, as `log_scale`.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> LinearClassifier(64, 1000)(torch.randn(8, 64)).shape
     torch.Size([8, 1000])

@@ -62,9 +62,6 @@ class RetrievedClassifier(LinearClassifier):
             for that is found out when the index is built, on the features at hand. A loss makes do with less where it
             would take long.
         sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD.
-        bias: whether there is a b.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> RetrievedClassifier(64, 1000)(torch.randn(2, 64)).shape
     torch.Size([2, 1000])
@@ -176,7 +173,11 @@ class RetrievedClassifier(LinearClassifier):
         inputs = gather_inputs(distribution, z, noisy.temperature)
         options = {"link": noisy.link, "top_k": top_k, "order": noisy.order}
         with without_autocast(self.weight.device):
-            classes = self._candidates(inputs.mean.first, candidates)
+            # [n, C] classes of the largest mean logits, each once; the index may find fewer.
+            classes = self._search(inputs.mean.first, candidates, thorough=True)
+            short = (classes < 0).any(-1).nonzero().squeeze(-1)
+            if len(short):
+                classes[short] = top_logits(self.weight, self.bias, inputs.mean.first[short], candidates)[1]
             budget = noisy.memory_budget or DEFAULT_BUDGET
             summary = predict_among(inputs, classes, self._drawn(), budget=budget, **options)
         return joined([summary], noisy.features.shape[:-1])
@@ -191,14 +192,6 @@ class RetrievedClassifier(LinearClassifier):
         with without_autocast(self.weight.device):
             self._index.follow(self.weight, self.bias, queries, strictly=strictly)
             return self._index.search(self.weight, self.bias, queries, k, thorough=thorough or strictly)[1]
-
-    def _candidates(self, features: Tensor, count: int) -> Tensor:
-        """[n, C] classes of the largest mean logits, each once."""
-        classes = self._search(features, count, thorough=True)
-        short = (classes < 0).any(-1).nonzero().squeeze(-1)
-        if len(short):
-            classes[short] = top_logits(self.weight, self.bias, features[short], count)[1]
-        return classes
 
     def _drawn(self) -> Tensor:
         """Classes [O] that stand for the rest in every prediction, each once, ascending; always the same."""
@@ -232,7 +225,11 @@ def predict_among(
     parts = []
     for some in slices(inputs.batch, size):
         logits = _Logits(mean.of_examples(some), inputs.of_examples(some), order)
-        known = _contained(others, classes[some])  # [n, O]
+        # Which of the drawn classes are among the candidates, [n, O].
+        ordered = classes[some].sort(-1).values
+        drawn = others.expand(len(ordered), -1).contiguous()
+        nearest = torch.searchsorted(ordered, drawn).clamp_(max=ordered.shape[1] - 1)
+        known = ordered.gather(-1, nearest) == drawn
         u = logits.of_candidates(classes[some])
         v = logits.of_all(weight, torch.where(known, NEVER[link], bias))
         # How many classes each of the drawn ones that are no candidates stands for, [n].
@@ -314,11 +311,3 @@ def _sigmoid(u: Tensor, v: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tenso
     entropy = sigmoid_entropy(own.log_p, own.log_not_p) + count * sigmoid_entropy(drawn.log_p, drawn.log_not_p)
     expected = own.entropy.sum(-1) + count * drawn.entropy.sum(-1)
     return own.log_p, entropy, expected, drawn.log_p.amax(-1).maximum(own.log_p.amin(-1)).exp()
-
-
-def _contained(values: Tensor, classes: Tensor) -> Tensor:
-    """Whether each of values [O] is among the classes [n, C] of an example: [n, O]."""
-    ordered = classes.sort(-1).values
-    drawn = values.expand(len(classes), -1).contiguous()
-    places = torch.searchsorted(ordered, drawn).clamp_(max=classes.shape[1] - 1)
-    return ordered.gather(-1, places) == drawn

@@ -48,9 +48,6 @@ class SampledClassifier(LinearClassifier):
         power: of the counts in "unigram".
         sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD: a step then costs nothing for
             the classes that it did not look at.
-        bias: whether there is a b.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> SampledClassifier(64, 100_000, negatives=1000)(torch.randn(2, 64)).shape
     torch.Size([2, 100000])

@@ -58,12 +58,10 @@ class ShardedClassifier(Classifier):
         num_classes: K
         mesh: of one dimension; of a mesh (data, classes) pass `mesh["classes"]`. None for one process, which needs no
             process group.
-        bias: whether there is a b.
         seed: of the initial values, which do not depend on the number of processes, and of the noise.
         stream: tells the noise of replicas apart. By default the lowest rank in the mesh, which differs between the
             rows of a mesh (data, classes).
         device: of the parameters; that of the mesh by default.
-        dtype: of the parameters.
 
     Attributes:
         draws: how often noise was drawn in training, a part of the state: a run that goes on draws what it would have
@@ -169,7 +167,9 @@ class ShardedClassifier(Classifier):
                 "ShardedClassifier cannot draw noise under activation checkpointing: the recomputation would draw "
                 "other noise. Leave the head out of the checkpointed part, or pass the normals themselves as noise="
             )
-        count = self._count()
+        stamp = (id(self.draws), self._written())
+        # Read from the device only after somebody else has written it.
+        count = self._drawn[2] if self._drawn is not None and self._drawn[:2] == stamp else int(self.draws)
         if self.training:
             self.draws += 1
             self._drawn = (id(self.draws), self._written(), count + 1)
@@ -313,12 +313,6 @@ class ShardedClassifier(Classifier):
     def _generator(self, device: torch.device, *streams: int) -> torch.Generator:
         state = np.random.SeedSequence((self.seed, *streams)).generate_state(1, np.uint64)
         return torch.Generator(device).manual_seed(int(state[0] >> np.uint64(1)))
-
-    def _count(self) -> int:
-        """`draws`, read from the device only after somebody else has written it."""
-        if self._drawn is not None and self._drawn[:2] == (id(self.draws), self._written()):
-            return self._drawn[2]
-        return int(self.draws)
 
     def _written(self) -> int:
         """A number that changes when somebody writes `draws`."""

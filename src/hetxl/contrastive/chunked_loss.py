@@ -286,8 +286,10 @@ def sigmoid_loss(
         logits *= scale
         if bias is not None:
             logits += bias
-        own = _own(rows, columns, offset, logits.device)
-        loss, slopes = _block(logits, own)
+        # The queries of the block whose own key is in it as well.
+        first = max(rows.start, columns.start - offset)
+        own = torch.arange(first, max(first, min(rows.stop, columns.stop - offset)), device=logits.device)
+        loss, slopes = _block(logits, (own - rows.start, own + offset - columns.start))
         total += loss
         if bias_sum is not None:
             bias_sum += slopes.sum()
@@ -326,16 +328,11 @@ def _pairs(queries: Tensor, keys: Tensor, samples: int) -> Iterator[tuple[Tensor
         yield tuple(side[:, sample if side.shape[1] > 1 else 0] for side in (queries, keys))  # pyright: ignore[reportReturnType]
 
 
-def _own(rows: slice, columns: slice, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return rows and columns within a block of the pairs that belong together."""
-    first = max(rows.start, columns.start - offset)
-    last = max(first, min(rows.stop, columns.stop - offset))
-    queries = torch.arange(first, last, device=device)
-    return queries - rows.start, queries + offset - columns.start
-
-
 def _block(logits: Tensor, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Σ −log p̄ of a block, and its slope with respect to the logits [S, n, k], which are overwritten."""
+    """Σ −log p̄ of a block, and its slope with respect to the logits [S, n, k], which are overwritten.
+
+    `own` are the rows and the columns of the pairs that belong together.
+    """
     towards = logits.neg_()  # the logit of what is true: that most pairs do not belong together
     towards[:, own[0], own[1]] *= -1
     log_p = F.logsigmoid(towards)

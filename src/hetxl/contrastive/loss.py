@@ -116,22 +116,19 @@ class PairLoss(nn.Module):
         self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
         self.ring, self.local_loss = gather == "ring", local_loss
         self.peers = Peers(group) if gather else Alone()
-        self._check_options(gather)
+        if not isinstance(gather, bool) and gather != "ring":
+            raise ValueError(f'gather must be True, False or "ring", found {gather!r}; a process group is group=')
+        if link == "softmax":
+            for name, is_set in (('gather="ring"', self.ring), (f"chunk={chunk}", chunk is not None)):
+                if is_set:
+                    raise ValueError(f'{name} is for link="sigmoid", found link="softmax"; see memory_budget')
+        elif self.ring and not local_loss:
+            raise ValueError('local_loss=False cannot go with gather="ring": the keys of others come one at a time')
 
         options = {"group": noise_group, **noise_options}
         inspect.signature(NoisyEmbedding).bind(features, **options)  # an unknown option raises without noise as well
         self.image_noise = NoisyEmbedding(features, **options) if noise in ("both", "image") else None
         self.text_noise = NoisyEmbedding(features, **options) if noise in ("both", "text") else None
-
-    def _check_options(self, gather: object) -> None:
-        if not isinstance(gather, bool) and gather != "ring":
-            raise ValueError(f'gather must be True, False or "ring", found {gather!r}; a process group is group=')
-        if self.link == "softmax":
-            for name, is_set in (('gather="ring"', self.ring), (f"chunk={self.chunk}", self.chunk is not None)):
-                if is_set:
-                    raise ValueError(f'{name} is for link="sigmoid", found link="softmax"; see memory_budget')
-        elif self.ring and not self.local_loss:
-            raise ValueError('local_loss=False cannot go with gather="ring": the keys of others come one at a time')
 
     def embed_image(self, image: Tensor) -> Tensor:
         """Return image embeddings [B, D] as compared at test time: without noise, of length 1 unless left as is."""
@@ -143,7 +140,9 @@ class PairLoss(nn.Module):
 
     def noise_of_image(self, image: Tensor) -> GaussianNoise:
         """Return the Gaussian around image embeddings [B, D], which are as the tower gives them."""
-        return self._module("image")(noise_base(image, self.normalize))
+        if self.image_noise is None:
+            raise ValueError(f'noise={self.noise!r} has no noise on the image side; build the loss with noise="both"')
+        return self.image_noise(noise_base(image, self.normalize))
 
     def loss_at(
         self,
@@ -242,12 +241,6 @@ class PairLoss(nn.Module):
         # Nothing but the loss has the draws, so nothing else their gradient.
         drawn = module.add_to(base, z, shared, unit=unit, overwrite=True).to(base.dtype)
         return F.normalize(drawn, dim=-1) if self.normalize in ("after", "both") else drawn
-
-    def _module(self, side: str) -> NoisyEmbedding:
-        module = self.image_noise if side == "image" else self.text_noise
-        if module is None:
-            raise ValueError(f'noise={self.noise!r} has no noise on the {side} side; build the loss with noise="both"')
-        return module
 
     def extra_repr(self) -> str:
         """Return the options, as shown when the module is printed."""

@@ -67,8 +67,6 @@ def contrastive_loss(
         text_queries: [B, S, D]; S may differ (softmax), or be 1.
         image_keys: [B, D] (softmax)
         text_keys: [B, D] (softmax)
-        link: "softmax" or "sigmoid"
-        scale: of the logits.
         bias: of the logits (sigmoid).
     """
     if link == "softmax":

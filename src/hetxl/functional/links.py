@@ -70,7 +70,6 @@ def approximate_log_probs(method: str, mean: Tensor, factors: Tensor, link: Link
         method: "mean_field", "probit" or "taylor".
         mean: m, [..., K], divided by τ.
         factors: f, [..., Q, K], divided by τ.
-        link: "softmax" or "sigmoid"
 
     Returns:
         log_p: [..., K]

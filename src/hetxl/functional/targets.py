@@ -87,14 +87,17 @@ def check_targets(
             for each example, a sparse COO tensor [B, K] or a `LabelLists`.
         batch_shape: [...], the features' leading shape.
         num_classes: K
-        link: "softmax" or "sigmoid"
         ignore_index: class id of examples to leave out; −100 always is one.
     """
     if isinstance(targets, Tensor) and not targets.is_sparse:
         if targets.shape == batch_shape:
             return Targets(ids=_check_ids(targets, num_classes, ignore_index))
         if targets.shape == (*batch_shape, num_classes):
-            return Targets(dense=_check_dense(targets, link))
+            if targets.is_complex():
+                raise TypeError(f"targets must be real, found dtype {targets.dtype}")
+            dense = targets if targets.is_floating_point() else targets.float()
+            _check_unit(dense, f"rows of {'class probabilities' if link == 'softmax' else 'labels'}")
+            return Targets(dense=dense)
         raise ValueError(
             f"targets must be class ids of shape {list(batch_shape)} or one row of {num_classes} values for each "
             f"example, {[*batch_shape, num_classes]}; found shape {list(targets.shape)}"
@@ -115,14 +118,6 @@ def _check_ids(ids: Tensor, num_classes: int, ignore_index: int) -> Tensor:
         ids = ids.masked_fill(ids == ignore_index, IGNORE_INDEX)
     _check_range(ids, ids != IGNORE_INDEX, num_classes, f", and {IGNORE_INDEX} for examples to leave out")
     return ids
-
-
-def _check_dense(dense: Tensor, link: Link) -> Tensor:
-    if dense.is_complex():
-        raise TypeError(f"targets must be real, found dtype {dense.dtype}")
-    dense = dense if dense.is_floating_point() else dense.float()
-    _check_unit(dense, f"rows of {'class probabilities' if link == 'softmax' else 'labels'}")
-    return dense
 
 
 def _check_lists(targets: TargetsLike, batch: int, num_classes: int, link: Link) -> LabelLists:

@@ -96,7 +96,12 @@ def import_weights(
     """
     arrays = read_params(params)
     mean = arrays.pop("J_bias", np.zeros(1))
-    _check_settings(arrays)
+    for name in SETTINGS & arrays.keys():
+        if arrays[name].size != 1:
+            raise ValueError(f"{name} must be one number, found shape {list(arrays[name].shape)}")
+    scale = _setting(arrays, "min_scale", MIN_SCALE)
+    if not np.isclose(scale, MIN_SCALE):
+        raise ValueError(f"min_scale must be {MIN_SCALE}, what heads add to the softplus, found {scale:g}")
     if head is None:
         head = _build(arrays, kind, bool(mean.any()), dict(options))
     elif kind is not None or options:
@@ -121,16 +126,6 @@ def head_state(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     # Copies: arrays of other libraries may be read-only.
     values = {entry: torch.from_numpy(np.asarray(arrays[entry]).copy()) for entry in PARAMETERS if entry in arrays}
     return {PARAMETERS[entry]: value.T if entry in _TRANSPOSED else value for entry, value in values.items()}
-
-
-def _check_settings(arrays: Arrays) -> None:
-    """Raise for settings that are not one number each, or that heads do not have."""
-    for name in SETTINGS & arrays.keys():
-        if arrays[name].size != 1:
-            raise ValueError(f"{name} must be one number, found shape {list(arrays[name].shape)}")
-    scale = _setting(arrays, "min_scale", MIN_SCALE)
-    if not np.isclose(scale, MIN_SCALE):
-        raise ValueError(f"min_scale must be {MIN_SCALE}, what heads add to the softplus, found {scale:g}")
 
 
 def _setting(arrays: Arrays, name: str, otherwise: float) -> float:
@@ -248,7 +243,14 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
     What files of reference numbers hold beside the weights is left out.
     """
     if isinstance(params, str | os.PathLike):
-        params = _read_file(Path(params))
+        path = Path(params)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: there is no such file")
+        try:
+            with np.load(path) as file:
+                params = {name: file[name] for name in file.files}
+        except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+            raise ValueError(f"{path} is not an .npz file of arrays; write one with numpy.savez") from None
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be a dict of arrays or the path of an .npz file, found {type(params).__name__}")
     entries = list(_flatten(params))
@@ -275,16 +277,6 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
             "give its own dict alone, such as params['head']"
         )
     return arrays
-
-
-def _read_file(path: Path) -> Arrays:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file")
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
-        raise ValueError(f"{path} is not an .npz file of arrays; write one with numpy.savez") from None
 
 
 def _flatten(params: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -126,7 +126,13 @@ def split_rows(
         raise ValueError(f"{count} rows are too few to draw {' and '.join(names)} rows from; give these as files")
     order = np.arange(count, dtype=row_type(count))
     np.random.default_rng(seed).shuffle(order)
-    back = _needed_in_train(labels, num_classes, order[:held])
+    # The first held-out row of each class of several rows with none in train goes back.
+    total = labels.counts(num_classes)
+    indices, classes = labels.entries(order[:held])
+    missing = (total >= 2) & (np.bincount(classes, minlength=num_classes) == total)
+    candidates = np.flatnonzero(missing[classes])
+    back = np.zeros(held, dtype=bool)
+    back[indices[candidates[np.unique(classes[candidates], return_index=True)[1]]]] = True
     parts = {"train": np.concatenate((order[held:], order[:held][back]))}
     for number, name in enumerate(names):
         part = slice(number * size, (number + 1) * size)
@@ -134,15 +140,3 @@ def split_rows(
         if len(parts[name]) == 0:
             raise ValueError(f"{count} rows of {num_classes} classes leave none for {name}; give it as a file")
     return {name: np.sort(rows) for name, rows in parts.items()}
-
-
-def _needed_in_train(labels: Labels, num_classes: int, held: np.ndarray) -> np.ndarray:
-    """Mark the held-out rows that go back, [held] bool: the first of each class of several rows with none in train."""
-    total = labels.counts(num_classes)
-    indices, classes = labels.entries(held)
-    missing = (total >= 2) & (np.bincount(classes, minlength=num_classes) == total)
-    candidates = np.flatnonzero(missing[classes])
-    _, first = np.unique(classes[candidates], return_index=True)
-    back = np.zeros(len(held), dtype=bool)
-    back[indices[candidates[first]]] = True
-    return back

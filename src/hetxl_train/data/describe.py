@@ -224,7 +224,8 @@ def _input_keys(split: Split, rows: np.ndarray, advance: Callable[[int], None]) 
 
 def _file_keys(paths: Mapping[str, Sequence[str | None]]) -> dict[str, np.ndarray]:
     """Hash files, [b] uint64 by split. Only files that share their size with another are read."""
-    sizes = {path: _size(path) for files in paths.values() for path in files if path is not None}
+    known = {path for files in paths.values() for path in files if path is not None}
+    sizes = {path: os.path.getsize(path) if os.path.exists(path) else None for path in known}
     common = Counter(sizes.values())
 
     def key(path: str | None) -> bytes:
@@ -240,13 +241,6 @@ def _file_keys(paths: Mapping[str, Sequence[str | None]]) -> dict[str, np.ndarra
         return blake2b(text, digest_size=8, person=b"name").digest()
 
     return {name: np.frombuffer(b"".join(map(key, files)), dtype=np.uint64) for name, files in paths.items()}
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
 
 
 def fingerprint(dataset: Dataset) -> dict[str, dict[str, int]]:

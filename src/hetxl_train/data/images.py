@@ -119,7 +119,9 @@ class ImageSplit(Split):
                 inputs.append(self._crop(image, None if seeds is None else int(seeds[number])))
                 readable.append(row)
             except (OSError, ValueError) as error:
-                unreadable.append(Unreadable(path, _reason(error)))
+                system = error.strerror if isinstance(error, OSError) else None
+                reason = system.lower() if system else printable(str(error)) or type(error).__name__
+                unreadable.append(Unreadable(path, reason))
         empty = np.empty((0, len(self.mean), self.size, self.size), dtype=np.float32)
         stacked = np.stack(inputs) if inputs else empty
         return Fetched(torch.from_numpy(stacked), np.array(readable, dtype=np.int64), tuple(unreadable))
@@ -219,12 +221,6 @@ def to_rgb(image: "Image") -> "Image":
     return image.convert("RGB")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return printable(str(error)) or type(error).__name__
-
-
 ImageParts = dict[str, tuple[Paths, RawLabels]]  # images and their labels by split
 
 
@@ -318,7 +314,7 @@ def _split_directories(directories: Sequence["os.DirEntry[str]"]) -> dict[str, s
     named = {
         entry.name: SPLIT_NAMES[entry.name.lower()]
         for entry in directories
-        if entry.name.lower() in SPLIT_NAMES and _holds_directories(entry.path)
+        if entry.name.lower() in SPLIT_NAMES and any(map(os.path.isdir, _entries(Path(entry.path), Counter())))
     }
     if "train" not in named.values() and len(named) < len(directories):
         return {}
@@ -328,11 +324,6 @@ def _split_directories(directories: Sequence["os.DirEntry[str]"]) -> dict[str, s
             raise ValueError(f"directories {by_split[split]!r} and {name!r} are both the {split} split; rename one")
         by_split[split] = name
     return by_split
-
-
-def _holds_directories(path: str) -> bool:
-    with os.scandir(path) as entries:
-        return any(os.path.isdir(entry) and not entry.name.startswith(".") for entry in entries)
 
 
 def _entries(directory: Path, left_out: Counter[str]) -> list["os.DirEntry[str]"]:

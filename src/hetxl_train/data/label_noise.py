@@ -234,7 +234,11 @@ def near_classes(split: Split, input: InputSpec, num_classes: int, count: int = 
         if input.kind == "tokens":
             nearest = _nearest_overlaps(_contexts(split, input, num_classes, present), count)
         else:
-            nearest = _nearest_means(_means(split, input, num_classes)[torch.from_numpy(present)], count)
+            means = _means(split, input, num_classes)[torch.from_numpy(present)]
+            means = means - means.mean(0)  # differences stay exact if all means share a large offset
+            squares, step = means.square().sum(1), max(1, BLOCK // len(means))
+            # Without a row's own square, which all of its distances share.
+            nearest = _nearest(len(means), step, lambda a, b: squares - 2 * means[a:b] @ means.T, count)
         near[present] = present[nearest]
     return near
 
@@ -280,15 +284,6 @@ def _some_of_each(split: Split) -> np.ndarray:
     sizes = np.diff(starts, append=len(by_class))
     within = np.arange(len(by_class)) - np.repeat(starts, sizes)
     return np.unique(order[indices[by_class[within < IMAGES_PER_CLASS]]])
-
-
-def _nearest_means(means: Tensor, count: int) -> np.ndarray:
-    """Return the indices of the nearest other means, [k, count]."""
-    means = means - means.mean(0)  # differences stay exact if all means share a large offset
-    squares = means.square().sum(1)
-    # Without a row's own square, which all of its distances share.
-    size = len(means)
-    return _nearest(size, max(1, BLOCK // size), lambda a, b: squares - 2 * means[a:b] @ means.T, count)
 
 
 def _contexts(split: Split, input: InputSpec, num_classes: int, present: np.ndarray) -> Tensor:

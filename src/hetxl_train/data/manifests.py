@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -265,13 +265,10 @@ def parquet_features(path: Path, column: str, cache: Path | None = None) -> Mapp
     target = make_cache_directory(cache) / f"{path.stem[:40]}-{digest}.npy"
     with _open_parquet(path) as file:
         rows = file.metadata.num_rows
-        if target.is_file():
-            try:
-                array = open_arrays(target)[""]
-                if len(array) == rows:
-                    return array
-            except ValueError:
-                pass  # cut off or damaged: written again
+        with suppress(FileNotFoundError, ValueError):  # cut off or damaged: written again
+            array = open_arrays(target)[""]
+            if len(array) == rows:
+                return array
         if rows == 0:
             raise ValueError(f"{path} has no rows")
         write_whole(target, lambda temporary: _write_column(file, path, column, temporary))

@@ -67,12 +67,8 @@ def _parse(text: str) -> Value:
 def open_data(options: DataOptions) -> Dataset:
     """Open the dataset that a configuration names, with the label noise that it asks for."""
     name, written = split_spec(options.data)
-    # Options behind the name take precedence: `labels` may be one of them.
-    arguments: dict[str, Any] = {
-        "labels": options.labels,
-        "validation": options.validation,
-        "test": options.test,
-    } | written
+    arguments: dict[str, Any] = {"labels": options.labels, "validation": options.validation, "test": options.test}
+    arguments |= written  # options behind the name take precedence: `labels` may be one of them
     dataset = open_dataset(name, image_size=options.image_size, seed=options.data_seed, **arguments)
     if dataset.not_for_training is not None:
         raise ValueError(f"data {options.data!r}: {dataset.not_for_training}")

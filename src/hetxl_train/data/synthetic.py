@@ -118,7 +118,8 @@ def true_head(
             sampler="sobol",  # the most exact for the few normals of a low rank
             eval_samples=EVALUATED_SAMPLES,
         )
-    unit = 1 / math.sqrt(features)
+    unit, spread = 1 / math.sqrt(features), RESIDUAL_SCALE * noise
+    raw_spread = spread + math.log(-math.expm1(-spread))  # the inverse of softplus, log(eᵛ − 1), without overflow
     values = {
         "classifier.weight": normal(classes, features, scale=LOGIT_SCALE * unit),
         "classifier.bias": torch.zeros(classes),
@@ -126,7 +127,7 @@ def true_head(
         "covariance.scale.weight": normal(features, features, scale=unit),
         "covariance.scale.bias": torch.zeros(features),
         "covariance.residual.weight": normal(features, features, scale=unit),
-        "covariance.residual.bias": torch.full((features,), _inverse_softplus(RESIDUAL_SCALE * noise)),
+        "covariance.residual.bias": torch.full((features,), raw_spread),
     }
     head.load_state_dict(head.state_dict() | values)
     head.eval().requires_grad_(False)
@@ -194,11 +195,6 @@ def _draw_logits(head: HetXLHead, features: Tensor, rng: np.random.Generator) ->
     assert head.covariance is not None
     z = torch.from_numpy(rng.standard_normal((len(features), 1, head.covariance.size)))
     return head.logit_distribution(features).sample(z).squeeze(-2)
-
-
-def _inverse_softplus(value: float) -> float:
-    """Return log(eᵛ − 1), without overflow."""
-    return value + math.log(-math.expm1(-value))
 
 
 def _stream(seed: int, use: str) -> np.random.Generator:

@@ -36,17 +36,9 @@ MARKERS = {
     "star": "M0-1.4L.32-.44L1.33-.43L.52.17L.82 1.13L0 .55L-.82 1.13L-.52.17L-1.33-.43L-.32-.44Z",
 }
 """Outlines of the markers, about one unit to each side."""
-KNOWN = {
-    label: index
-    for index, label in enumerate(
-        [
-            *(HEAD_LABELS[name] for name in ("det", "het-xl", "het", "het-h")),
-            "DET + temperature scaling",
-            "DET + label smoothing",
-            "HET-XL + scaling",
-        ]
-    )
-}
+_HEADS = [HEAD_LABELS[name] for name in ("det", "het-xl", "het", "het-h")]
+_HEADS += ["DET + temperature scaling", "DET + label smoothing", "HET-XL + scaling"]
+KNOWN = {label: index for index, label in enumerate(_HEADS)}
 """Heads that look the same in every chart."""
 MARKERS_UP_TO = 12  # lines with more points than this have a marker at their end alone
 POINTS = 400  # a line has at most so many points

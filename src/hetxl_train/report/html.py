@@ -74,7 +74,8 @@ def report_html(runs: Sequence[Run], *, created: datetime | None = None) -> str:
         title=f"{heads} on {dataset}" if dataset else heads,
         facts=[*_data_facts(runs), _origin(runs, created)],
         names=form.listed(named),
-        verdict=_unbroken(verdict(table)),
+        # Numbers stay together where lines break.
+        verdict=re.sub(" ([±<=]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", verdict(table)),
         table=as_html(table, style="comparison"),
         several_seeds=any(len(group.runs) > 1 for group in groups),
         training=training(groups, looks),
@@ -112,13 +113,6 @@ def created_at(created: datetime | None) -> str:
     """Say when a page was created: now without a time."""
     created = created or datetime.now(timezone.utc)
     return f"created {created:%Y-%m-%d %H:%M} {created:%Z}"
-
-
-def _unbroken(text: str) -> str:
-    """Return a text whose numbers stay together where lines break."""
-    for sign in ("±", "<", "="):
-        text = text.replace(f" {sign} ", f"\N{NO-BREAK SPACE}{sign}\N{NO-BREAK SPACE}")
-    return text
 
 
 def logged_lines(groups: Sequence[Group], kind: str, x: str, y: str) -> list[draw.Line]:

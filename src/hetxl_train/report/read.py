@@ -108,7 +108,10 @@ def read_run(path: PathLike, comparison: Comparison | None = None) -> Run:
     Files that are missing or cut short are named in `problems`; the rest is read all the same.
     """
     directory = Path(path)
-    _check_directory(directory)
+    if not directory.exists():
+        raise FileNotFoundError(f"{directory} does not exist; pass a run or comparison directory")
+    if not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file; pass the run directory that it is in")
     if not _is_run(directory):
         raise FileNotFoundError(
             f"{directory} is not a run directory (it has none of {', '.join(RUN_FILES)}). "
@@ -135,7 +138,6 @@ def find_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for path in paths:
         directory = Path(path)
-        _check_directory(directory)
         if _is_run(directory) or not (directory / "runs").is_dir():
             members = [read_run(directory, _comparison_above(directory))]
         else:
@@ -149,13 +151,6 @@ def find_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
     if not runs:
         raise ValueError("paths must name at least one run or comparison directory, found none")
     return list(runs.values())
-
-
-def _check_directory(directory: Path) -> None:
-    if not directory.exists():
-        raise FileNotFoundError(f"{directory} does not exist; pass a run or comparison directory")
-    if not directory.is_dir():
-        raise NotADirectoryError(f"{directory} is a file; pass the run directory that it is in")
 
 
 def _is_run(directory: Path) -> bool:

@@ -1,5 +1,6 @@
 """One type of table, for a terminal, for markdown and for a page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,6 @@ from hetxl_train.report.scales import thin
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table as RichTable
 
 Value = float | tuple[float, float] | str | None
 """What a cell may be made of: a number, a mean with its error, a text, or nothing."""
@@ -118,11 +118,33 @@ def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
 
 def as_rich(table: Table) -> "Group":
     """Return the table for a terminal, a narrow one for each part of its columns, and its notes."""
+    from rich import box
     from rich.console import Group
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    parts = sorted({column.part for column in table.columns})
-    tables = [_rich_part(table, part, table.title if part == parts[0] else "") for part in parts]
+    tables: list[RichTable] = []
+    for part in sorted({column.part for column in table.columns}):
+        indexes = [index for index, column in enumerate(table.columns) if column.part == part]
+        title = Text(table.title) if table.title and not tables else None
+        rich = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        tables.append(rich)
+        if table.grouped:
+            rich.add_column("", no_wrap=True)
+        longest = max((len(row.label) for row in table.rows), default=0)
+        rich.add_column(table.head, overflow="fold", min_width=min(10, longest))
+        for index in indexes:
+            # Labels break over lines, numbers do not.
+            widest = max((len(cells[index].text) for cells in table.grid), default=0)
+            rich.add_column(table.columns[index].title, justify="right", overflow="fold", min_width=max(5, widest))
+        for number, ((group, row), cells) in enumerate(zip(_groups(table), table.grid, strict=True), 1):
+            shown = [cells[index] for index in indexes]
+            if row.reference and all(cell.value is None for cell in shown):
+                continue
+            texts = [Text(cell.text, "bold" if cell.best else "red" if cell.worse else "") for cell in shown]
+            last = number == len(table.rows) or table.rows[number].group != row.group
+            # Text: a label in brackets is not markup.
+            rich.add_row(*([Text(group)] if table.grouped else []), Text(row.label), *texts, end_section=last)
     return Group(*tables, *(Text(note, style="dim") for note in table.notes))
 
 
@@ -169,38 +191,6 @@ def _groups(table: Table) -> list[tuple[str, Row]]:
     return [(row.group or "" if row.group != last else "", row) for last, row in zip(before, table.rows, strict=False)]
 
 
-def _rich_part(table: Table, part: int, title: str) -> "RichTable":
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    indexes = [index for index, column in enumerate(table.columns) if column.part == part]
-    title_text = Text(title) if title else None
-    rich = RichTable(title=title_text, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    if table.grouped:
-        rich.add_column("", no_wrap=True)
-    rich.add_column(
-        table.head, overflow="fold", min_width=min(10, max((len(row.label) for row in table.rows), default=0))
-    )
-    for index in indexes:
-        # Labels break over lines, numbers do not.
-        widest = max((len(cells[index].text) for cells in table.grid), default=0)
-        rich.add_column(table.columns[index].title, justify="right", overflow="fold", min_width=max(5, widest))
-    for number, ((group, row), cells) in enumerate(zip(_groups(table), table.grid, strict=True)):
-        shown = [cells[index] for index in indexes]
-        if row.reference and all(cell.value is None for cell in shown):
-            continue
-        styles = ["bold" if cell.best else "red" if cell.worse else "" for cell in shown]
-        texts = [Text(cell.text, style=style) for cell, style in zip(shown, styles, strict=True)]
-        last = number + 1 == len(table.rows) or table.rows[number + 1].group != row.group
-        # Text: a label in brackets is not markup.
-        rich.add_row(*([Text(group)] if table.grouped else []), Text(row.label), *texts, end_section=last)
-    return rich
-
-
 def _escape(text: str) -> str:
     """Return text that markdown leaves alone, in one line."""
-    plain = " ".join(text.split())
-    for character in "\\`*_[]<>|":
-        plain = plain.replace(character, f"\\{character}")
-    return plain
+    return re.sub(r"([\\`*_[\]<>|])", r"\\\1", " ".join(text.split()))

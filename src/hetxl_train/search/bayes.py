@@ -87,7 +87,12 @@ class Bayes:
         if self.kind == "gp" and importlib.util.find_spec("scipy") is None:
             raise ImportError("sampler = gp needs scipy; install it, or choose tpe")
         self.seed = seed
-        self.owner = _owner(directory)
+        # Its identity among those that share a study, which stays when the search is resumed.
+        identity = directory / "owner.json"
+        if not identity.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            write_json(identity, {"owner": uuid.uuid4().hex})
+        self.owner = str(read_json(identity)["owner"])
         self.study = self.optuna.create_study(
             storage=open_storage(storage, directory / "study.journal"),
             study_name=name,
@@ -155,15 +160,6 @@ class Bayes:
             for trial in self.study.get_trials(deepcopy=False)
             if trial.state.is_finished() and PARAMETER in trial.params
         ]
-
-
-def _owner(directory: Path) -> str:
-    """Return the identity of this search among those that share a study; it stays when the search is resumed."""
-    path = directory / "owner.json"
-    if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"owner": uuid.uuid4().hex})
-    return str(read_json(path)["owner"])
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -163,18 +163,15 @@ class _Job:
         if waiting and self.search.single_training:
             run_trial(trials[0], self.console)
         elif waiting:
-            if not self.sized:
-                self._size_pool(waiting[0], self.search.parallel if self.search.method == "bayes" else len(trials))
+            if not self.sized:  # as many at a time as fit into memory, measured on one
+                most = self.search.parallel if self.search.method == "bayes" else len(trials)
+                needed = self.pool.measure(waiting[0]) if self.search.jobs != 1 and most > 1 else None
+                self.pool.jobs = jobs_for(most, needed, self.search.jobs, self.config.device)
+                self.sized = True
+                size = "" if needed is None else f", {amount(needed)} each"
+                self.console.say(f"{plural(self.pool.jobs, 'run')} at a time{size}")
             return self.pool.run(trials, self.console)
         return [outcome_of(trial) for trial in trials]
-
-    def _size_pool(self, trial: PlannedRun, most: int) -> None:
-        """Run as many trials at a time as fit into memory, measured on one."""
-        needed = self.pool.measure(trial) if self.search.jobs != 1 and most > 1 else None
-        self.pool.jobs = jobs_for(most, needed, self.search.jobs, self.config.device)
-        self.sized = True
-        size = "" if needed is None else f", {amount(needed)} each"
-        self.console.say(f"{plural(self.pool.jobs, 'run')} at a time{size}")
 
     def result(self, chosen: Outcome, outcomes: list[Outcome], begin: float, options: dict[str, Any]) -> dict[str, Any]:
         """Return the content of tune.json."""

@@ -55,15 +55,15 @@ def test_invalid_input_raises():
 def test_noise_of_pairs_is_the_mean_of_both_variances():
     loss = ContrastiveLoss(6, rank=2)
     images, texts = torch.randn(7, 6), torch.randn(7, 6)
+    assert loss.text_noise is not None
     variances = [
         loss.noise_of_image(images).covariance().diagonal(dim1=-2, dim2=-1).mean(-1),
-        loss._module("text")(F.normalize(texts, dim=-1)).covariance().diagonal(dim1=-2, dim2=-1).mean(-1),
+        loss.text_noise(F.normalize(texts, dim=-1)).covariance().diagonal(dim1=-2, dim2=-1).mean(-1),
     ]
     assert torch.allclose(pair_noise(loss, images, texts), (sum(variances) / 2).sqrt(), atol=1e-6)
     computed = ContrastiveLoss(6, rank=2, noise="text")
-    expected = (
-        computed._module("text")(F.normalize(texts, dim=-1)).covariance().diagonal(dim1=-2, dim2=-1).mean(-1).sqrt()
-    )
+    assert computed.text_noise is not None
+    expected = computed.text_noise(F.normalize(texts, dim=-1)).covariance().diagonal(dim1=-2, dim2=-1).mean(-1).sqrt()
     assert torch.allclose(pair_noise(computed, images, texts), expected, atol=1e-6)
     with pytest.raises(ValueError, match="this loss has none"):
         pair_noise(ContrastiveLoss(6, noise="none"), images, texts)

@@ -48,7 +48,6 @@ def mc_log_probs(
         distribution: over the logits, [..., K].
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
         temperature: τ
-        link: "softmax" or "sigmoid"
         order: "samples" or "factors" to force one; the plan chooses without.
         memory_budget: bytes of working memory, see `plan`.
         impl: "auto", "blocked" or "reference".
@@ -94,7 +93,6 @@ def mc_nll(
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
         targets: class ids [...], rows [..., K], or lists of labels (sigmoid), as `check_targets` returns them.
         temperature: τ
-        link: "softmax" or "sigmoid"
         order: "samples" or "factors" to force one; the plan chooses without.
         reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
         weights: of examples and classes, and label smoothing.
@@ -119,7 +117,10 @@ def mc_nll(
         factor, normaliser = weights.factors(targets, batch_shape, link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
 
-    _refuse_gradients(targets, weights)
+    labels = targets.dense if targets.lists is None else targets.lists.values
+    for name, value in {"targets": labels, "weight": weights.example, "class_weight": weights.classes}.items():
+        if value is not None and value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires a gradient, which this loss does not give it; pass {name}.detach()")
     inputs = gather_inputs(distribution, z, temperature)
     factor, normaliser = weights.factors(targets, batch_shape, link, inputs.temperature)
     if reduction == "mean":
@@ -164,13 +165,3 @@ def mc_log_normalisers(
     flat = None if excluded is None else excluded.flatten()
     out = NormaliserJob(inputs, chosen, inputs.product_precision(), "softmax", excluded=flat).run()
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
-
-
-def _refuse_gradients(targets: Targets, weights: Weights) -> None:
-    """Raise where something asks for a gradient that the blocks do not form."""
-    if not torch.is_grad_enabled():
-        return
-    labels = targets.dense if targets.lists is None else targets.lists.values
-    for name, value in {"targets": labels, "weight": weights.example, "class_weight": weights.classes}.items():
-        if value is not None and value.requires_grad:
-            raise ValueError(f"{name} requires a gradient, which this loss does not give it; pass {name}.detach()")

@@ -203,7 +203,13 @@ class Fused(torch.autograd.Function):
         job: Job = ctx.job
         tensors = dict(zip(ctx.names, saved, strict=True))
         if torch.is_grad_enabled():  # create_graph=True: somebody will differentiate this again
-            return None, None, *_differentiable_gradients(job, tensors, gradient, ctx.needs_input_grad[2:])
+            # By the reference, in wide precision, since under autocast the features are narrower than the parameters.
+            with job.plain_precision():
+                output = job.plain(job.inputs.with_tensors(tensors).widened())
+            needs = ctx.needs_input_grad[2:]
+            needed = [tensor for tensor, need in zip(saved, needs, strict=True) if need]
+            parts = iter(torch.autograd.grad(output, needed, gradient, create_graph=True, allow_unused=True))
+            return None, None, *(next(parts) if need else None for need in needs)
         formed = ctx.gradients
         if formed is not None:
             ctx.gradients = None  # scaled in place, so good for one time
@@ -213,15 +219,3 @@ class Fused(torch.autograd.Function):
             # A job that formed its gradients is asked for them a second time, through the same graph.
             job.backward(evaluation, gradient if job.scalar else output, gradient)
         return None, None, *evaluation.gradients.finished()
-
-
-def _differentiable_gradients(
-    job: Job, tensors: dict[str, Tensor], gradient: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """Return gradients by the reference evaluation, themselves differentiable; in wide precision, since under autocast
-    the features are narrower than the parameters."""
-    with job.plain_precision():
-        output = job.plain(job.inputs.with_tensors(tensors).widened())
-    needed = [tensor for tensor, need in zip(tensors.values(), needs, strict=True) if need]
-    gradients = iter(torch.autograd.grad(output, needed, gradient, create_graph=True, allow_unused=True))
-    return tuple(next(gradients) if need else None for need in needs)

@@ -115,7 +115,6 @@ def plan(
         device: a cache-sized block of samples is for CPUs; others get what the budget allows.
         linear: whether noise passes a lift that is known to be linear; samples-first otherwise.
         lift: "product" for a lift through W or W′, "copy" for HET and HET-H, whose lift costs nothing.
-        link: "softmax" or "sigmoid"
         order: to force one.
         memory_budget: bytes of working memory; 448 MiB unless stated. One example and one class always go.
     """

@@ -71,7 +71,15 @@ def mc_predict(
         distribution, z, method = distribution.without_noise(), None, "mc"
     shape = batch_shape_of(distribution, z)
     if choose_impl(impl, distribution, z) == "reference" or shape.numel() == 0:
-        return _plain(distribution, z, temperature, link, method, top_k, order)
+        if method == "mc":
+            options = {"temperature": temperature, "link": link, "order": order}
+            log_probs, entropy, expected = reference.mc_predict(distribution, z, **options)
+        else:
+            mean, factors = distribution.mean / temperature, distribution.factors / temperature
+            log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
+            expected = entropy
+        log_probs, indices = (log_probs, None) if top_k is None else log_probs.topk(top_k)
+        return Summary(log_probs, indices, entropy, expected, None)
     inputs = gather_inputs(distribution, z, temperature)
     return joined(list(_chunks(inputs, link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET)), shape)
 
@@ -84,28 +92,6 @@ def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
         # one example alone has a shape of ()
         columns.append(None if together is None else together.view((*shape, *together.shape[1:])))
     return Summary(*columns)
-
-
-def _plain(
-    distribution: LogitDistribution,
-    z: Tensor | None,
-    temperature: Tensor | float,
-    link: Link,
-    method: str,
-    top_k: int | None,
-    order: Order | None,
-) -> Summary:
-    """The reference evaluation, for what the blocks do not cover."""
-    if method == "mc":
-        log_probs, entropy, expected = reference.mc_predict(
-            distribution, z, temperature=temperature, link=link, order=order
-        )
-    else:
-        mean, factors = distribution.mean / temperature, distribution.factors / temperature
-        log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
-        expected = entropy
-    log_probs, indices = (log_probs, None) if top_k is None else log_probs.topk(top_k)
-    return Summary(log_probs, indices, entropy, expected, None)
 
 
 def _chunks(

@@ -48,9 +48,15 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
     one_of("head", head, HEADS)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, found {type(model).__name__}")
-    _check_unwrapped(model)
-    if any(isinstance(module, HeadLayer) for module in model.modules()):
-        names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
+    for kind in (base for module in model.modules() for base in type(module).__mro__):
+        if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+            wrapper = WRAPPERS[kind.__name__]
+            raise ValueError(
+                f"model is under {wrapper}, which would not synchronise the parameters that a head adds; "
+                f"convert the model before it is wrapped, as in {wrapper}(hetxl.convert(model))"
+            )
+    names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
+    if names:
         raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
     return install(model, _adapter_of(model), head, layer, options)
 
@@ -163,17 +169,6 @@ def features_of(model: nn.Module, inputs: Any) -> Tensor:
         else:
             output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     return captured.rows_of(logits_of(output), head.num_classes)
-
-
-def _check_unwrapped(model: nn.Module) -> None:
-    """Raise for a model that was wrapped: the parameters of a head would differ between processes."""
-    for kind in (base for module in model.modules() for base in type(module).__mro__):
-        if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
-            wrapper = WRAPPERS[kind.__name__]
-            raise ValueError(
-                f"model is under {wrapper}, which would not synchronise the parameters that a head adds; "
-                f"convert the model before it is wrapped, as in {wrapper}(hetxl.convert(model))"
-            )
 
 
 def _adapter_of(model: nn.Module) -> type[Adapted] | None:

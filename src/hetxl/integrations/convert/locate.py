@@ -57,7 +57,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Lin
         return _own_choice(model, model.get_classifier())  # pyright: ignore[reportCallIssue]
     layers = _linear(model)
     if not layers:
-        raise ValueError(f"model {type(model).__name__} has no linear layer to convert{_refused(model)}")
+        linear = ((name, why_not(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear))
+        refused = next((f": {name!r} is one, but {reason}" for name, reason in linear if reason is not None), "")
+        raise ValueError(f"model {type(model).__name__} has no linear layer to convert{refused}")
     ambiguity = ambiguity_reason(model, layers)
     if ambiguity is not None:
         raise ValueError(_ambiguous(model, *ambiguity))
@@ -149,10 +151,3 @@ def _ambiguous(model: nn.Module, what: str, names: list[str]) -> str:
     more = f"… {len(names) - SHOWN} more, " if len(names) > SHOWN else ""
     example = next((name for name in reversed(names) if name), "head.fc")
     return f"model {type(model).__name__} {what}: {more}{', '.join(listed)}. Name one, as in layer={example!r}"
-
-
-def _refused(model: nn.Module) -> str:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (reason := why_not(module)) is not None:
-            return f": {name!r} is one, but {reason}"
-    return ""
