@@ -1,14 +1,52 @@
-"""Build the optimiser of a model with a head: its parameter groups, and its learning rate over the steps."""
+"""How a model with a head is trained: defaults by what is trained, parameter groups, the learning rate over the steps,
+the start of the bias, and the prior on a head's weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn, optim
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
 
 from hetxl._checks import one_of
 
 SCHEDULES = ("linear", "cosine", "constant")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How a kind of model is trained unless the user says otherwise.
+
+    Attributes:
+        learning_rate: peak learning rate of AdamW.
+        noise_learning_rate: of the covariance, as a multiple.
+        noise_start: share of the steps before the noise is switched on; the learning rate starts anew there.
+        weight_decay: decoupled, of matrices; None for a prior on the head's weights in its place.
+        steps: number of steps on small data.
+    """
+
+    learning_rate: float
+    noise_learning_rate: float = 1.0
+    noise_start: float = 0.0
+    weight_decay: float | None = 0.01
+    steps: int = 1000
+
+
+DEFAULTS = {
+    "head": Defaults(0.02, noise_learning_rate=0.3, noise_start=0.3, weight_decay=None, steps=2000),
+    "network": Defaults(2e-3),
+    "backbone": Defaults(1e-4),
+}
+"""By what is trained: a head on fixed, standardised features; with it a small network from nothing; or a published
+backbone that is fine-tuned. Measured in lab/docs/experiments.md."""
+NOISE_PRIOR = 30.0
+"""Prior variance of what the covariance's layers return, as `prior` is of the logits."""
+PRIORS = (1.0, 3.0, 10.0, 30.0, 100.0)
+"""Prior variances of the logits that `choose_prior` tries, from the strongest prior to the weakest."""
+PRIOR = 30.0
+"""Where there are no held-out rows to choose by."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +59,7 @@ class Recipe:
         temperature_learning_rate: of a learned τ, as a multiple.
         noise_learning_rate: of the covariance, as a multiple.
         noise_weight_decay: of the covariance; None for `weight_decay`.
+        noise_start: share of the steps that train without noise. The schedule starts anew after them.
         warmup: steps of linear warm-up; below 1 a share of all steps.
         warmup_from: learning rate that warm-up starts from.
         schedule: decay to zero, "cosine" or "linear", or "constant".
@@ -34,6 +73,7 @@ class Recipe:
     temperature_learning_rate: float = 0.1
     noise_learning_rate: float = 1.0
     noise_weight_decay: float | None = None
+    noise_start: float = 0.0
     warmup: float = 0.05
     warmup_from: float = 0.0
     schedule: str = "cosine"
@@ -91,8 +131,18 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> optim.AdamW:
     return optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=fused)
 
 
+def noise_free_steps(steps: int, recipe: Recipe) -> int:
+    """Return the number of steps at the start that train without noise."""
+    return round(recipe.noise_start * steps)
+
+
 def learning_rate_at(step: int, steps: int, recipe: Recipe) -> float:
-    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero at the last."""
+    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero at the last.
+
+    Both happen twice if the first steps train without noise: for them, and again for the others.
+    """
+    first = noise_free_steps(steps, recipe)
+    step, steps = (step, first) if step < first else (step - first, steps - first)
     warmup = round(recipe.warmup * steps) if recipe.warmup < 1 else int(recipe.warmup)
     peak = recipe.learning_rate
     if step < warmup:
@@ -108,3 +158,115 @@ def set_learning_rate(optimizer: optim.Optimizer, value: float) -> None:
     """Set the learning rate of every group, to its multiple of a value."""
     for group in optimizer.param_groups:
         group["lr"] = value * group["scale"]
+
+
+@torch.no_grad()
+def start_bias(bias: nn.Parameter, counts: Tensor, rows: float) -> None:
+    """Start a bias [K] of the sigmoid link at the log-odds of each class's frequency: counts [K] among so many rows."""
+    bias.copy_(torch.logit((counts.double() + 0.5) / (rows + 1.0)))
+
+
+# ---- a prior on the weights of a head
+
+
+class Penalty(NamedTuple):
+    """What the prior adds to the gradient of a parameter: strength · parameter."""
+
+    parameter: nn.Parameter
+    strength: float
+    noise: bool  # whether it belongs to the covariance
+
+
+def prior_penalties(head: nn.Module, prior: float, rows: float) -> list[Penalty]:
+    """Return the penalties of a Gaussian prior on the matrices of a head, for the mean loss over the training rows.
+
+    With standardised features, weights drawn from N(0, prior / D) give logits of variance `prior`; the covariance's
+    layers have `NOISE_PRIOR`. Maximising the posterior adds strength · ‖W‖² / 2 to the mean loss, with
+
+        strength = D / (prior · rows)
+
+    so that noise which the labels give no evidence for vanishes, and the head becomes DET.
+    """
+    penalties = []
+    for name, parameter in head.named_parameters():
+        if parameter.dim() > 1:
+            noise = name.startswith("covariance.")
+            fan_in = parameter.shape[0 if name == "covariance.factor" else 1]  # J is [R, N]: R terms of each sum
+            penalties.append(Penalty(parameter, fan_in / ((NOISE_PRIOR if noise else prior) * rows), noise))
+    return penalties
+
+
+@torch.no_grad()
+def add_prior(penalties: Sequence[Penalty], noise: bool) -> None:
+    """Add the gradient of the prior; without `noise`, to the classifier alone."""
+    for penalty in penalties:
+        if penalty.parameter.grad is not None and (noise or not penalty.noise):
+            penalty.parameter.grad.add_(penalty.parameter, alpha=penalty.strength)
+
+
+def choose_prior(
+    features: Tensor,
+    targets: Tensor,
+    held_out_features: Tensor,
+    held_out_targets: Tensor,
+    num_classes: int,
+    *,
+    weight: Tensor | None = None,
+    held_out_weight: Tensor | None = None,
+    link: str = "softmax",
+    steps: int = 200,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> dict[float, float]:
+    """Return the held-out NLL of a linear classifier by the variance of its prior; the smallest marks the best one.
+
+    One classifier without noise is trained for `steps` with each of `PRIORS`, from the strongest on, every time from
+    where it was, and until the NLL rises: a few times `steps` of DET.
+
+    Args:
+        features: [n, D], standardised.
+        targets: [n] class ids, or [n, K] labels (sigmoid).
+        held_out_features: [m, D]
+        held_out_targets: [m] or [m, K]
+        num_classes: K
+        weight: [n], how often each row counts; None for once.
+        held_out_weight: [m]
+    """
+    rows, size = features.shape
+    weight = features.new_ones(rows) if weight is None else weight
+    held_out_weight = features.new_ones(len(held_out_features)) if held_out_weight is None else held_out_weight
+    # Without its own start: the caller's random numbers stay as they are.
+    classifier = nn.utils.skip_init(nn.Linear, size, num_classes, device=features.device, dtype=features.dtype)
+    for parameter in classifier.parameters():
+        nn.init.zeros_(parameter)
+    generator = torch.Generator().manual_seed(seed)
+    recipe = Recipe(DEFAULTS["head"].learning_rate, weight_decay=0.0)
+    losses: dict[float, float] = {}
+    for prior in PRIORS:
+        optimizer = build_optimizer(classifier, recipe)
+        penalties = prior_penalties(classifier, prior, float(weight.sum()))
+        order = torch.empty(0, dtype=torch.int64)
+        for step in range(steps):
+            if len(order) < min(batch_size, rows):
+                order = torch.randperm(rows, generator=generator)
+            batch, order = order[:batch_size].to(features.device), order[batch_size:]
+            set_learning_rate(optimizer, learning_rate_at(step, steps, recipe))
+            optimizer.zero_grad()
+            _linear_loss(classifier(features[batch]), targets[batch], weight[batch], link).backward()
+            add_prior(penalties, noise=False)
+            optimizer.step()
+        with torch.no_grad():
+            logits = classifier(held_out_features)
+            losses[prior] = float(_linear_loss(logits, held_out_targets, held_out_weight, link))
+        if losses[prior] > 1.01 * min(losses.values()):
+            break
+    return losses
+
+
+def _linear_loss(logits: Tensor, targets: Tensor, weight: Tensor, link: str) -> Tensor:
+    """Return the mean loss of logits [B, K] with weights [B]; for the sigmoid link the sum over the classes."""
+    if link == "softmax":
+        losses = F.cross_entropy(logits, targets, reduction="none")
+    else:
+        losses = F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").sum(-1)
+    return (weight * losses).sum() / weight.sum()

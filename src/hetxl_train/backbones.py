@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetxl._checks import one_of
+from hetxl.nn import Standardize
 from hetxl.profiling.backbones import importing, unknown_model
 from hetxl_train.config import BACKBONES, BackboneOptions
 from hetxl_train.data.dataset import InputSpec
@@ -147,11 +148,16 @@ class Backbone(nn.Module):
         out_features: D
         frozen: the body stays in evaluation mode and has no gradients.
         normalized: the features of every example have the length √D.
+        standardize: applied to inputs [B, D′] before the body.
     """
 
-    def __init__(self, body: nn.Module, out_features: int, frozen: bool = False, normalized: bool = False):
+    def __init__(
+        self, body: nn.Module, out_features: int, frozen: bool = False, normalized: bool = False,
+        standardize: Standardize | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.body, self.out_features, self.frozen, self.normalized = body, out_features, frozen, normalized
+        self.standardize = standardize
         if frozen:
             self.requires_grad_(False)
             self.body.eval()
@@ -166,7 +172,7 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Features [B, D] of inputs [B, ...]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            features = self.body(inputs)
+            features = self.body(inputs if self.standardize is None else self.standardize(inputs))
             # √D: about the length of D features of unit variance, which the head's initial weights are made for.
             return math.sqrt(self.out_features) * F.normalize(features, dim=-1) if self.normalized else features
 
@@ -183,7 +189,18 @@ def build_backbone(options: BackboneOptions, spec: InputSpec) -> Backbone:
     `none` is for features; `mlp` for features and tokens; `cnn`, `timm:NAME` and `hf:NAME` for images.
     """
     body, features = _body(options, spec)
-    return Backbone(body, features, options.frozen, options.normalize_features)
+    # In front of a head alone, the head itself standardises: it can be exported by itself.
+    inside = options.standardize and trained_part(options, spec) != "head"
+    standardize = Standardize(spec.shape[0]) if inside else None
+    return Backbone(body, features, options.frozen, options.normalize_features, standardize)
+
+
+def trained_part(options: BackboneOptions, spec: InputSpec) -> str:
+    """Return what is trained, a key of `hetxl.optim.DEFAULTS`."""
+    name = backbone_name(options, spec)
+    if options.frozen or name == "none":
+        return "head"
+    return "backbone" if ":" in name and options.pretrained else "network"
 
 
 def backbone_name(options: BackboneOptions, spec: InputSpec) -> str:

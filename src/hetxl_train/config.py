@@ -166,12 +166,18 @@ class OptimOptions(Options):
         None, "Number of epochs [1, or enough for 1,000 steps on small data; see docs/training.md].", least=0
     )
     batch_size: int = option(256, "Examples of an optimiser step, over all processes.", least=1)
-    learning_rate: float = option(1e-3, "Peak learning rate of AdamW.", positive=True)
-    noise_learning_rate: float = option(1.0, "Learning rate of the covariance, as a multiple.", least=0)
+    learning_rate: float | None = option(
+        None, "Peak learning rate of AdamW [by what is trained; see docs/training.md].", positive=True
+    )
+    noise_learning_rate: float | None = option(
+        None, "Learning rate of the covariance, as a multiple [1; a head alone 0.3].", least=0
+    )
     warmup: float = option(0.05, "Steps of linear warm-up; below 1 a share of all steps.", least=0)
     warmup_from: float = option(1e-5, "Learning rate that warm-up starts from.", least=0)
     schedule: str = option("cosine", "Decay to zero.", ("linear", "cosine", "constant"))
-    weight_decay: float = option(0.01, "Decoupled weight decay; none on τ, biases and norms.", least=0)
+    weight_decay: float | None = option(
+        None, "Decoupled weight decay, none on τ, biases and norms [0.01; a head alone has a prior instead].", least=0
+    )
     beta1: float = option(0.9, "AdamW's first decay rate.", least=0, below=1)
     beta2: float = option(0.999, "AdamW's second decay rate.", least=0, below=1)
     clip: float = option(1.0, "Largest norm of the gradient; 0 for no limit.", least=0)
@@ -184,8 +190,8 @@ class OptimOptions(Options):
         """The optimiser's options, for `hetxl.optim`."""
         from hetxl.optim import Recipe  # with it comes torch, which reading options does not need
 
-        return Recipe(**{spec.name: getattr(self, spec.name) for spec in dataclasses.fields(Recipe)
-                         if hasattr(self, spec.name)})  # fmt: skip
+        values = {spec.name: getattr(self, spec.name, None) for spec in dataclasses.fields(Recipe)}
+        return Recipe(**{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -253,7 +259,9 @@ class HeadOptions(Options):
     train_samples: int = option(TRAIN_SAMPLES, "S in training.", least=1)
     eval_samples: int = option(EVAL_SAMPLES, "S in evaluation and prediction.", least=1)
     sampler: str = option("orthogonal", "How standard normals are drawn.", SAMPLER_NAMES)
-    bias_init: float | None = option(None, "Initial bias of the classifier [as nn.Linear's; sigmoid: −10].")
+    bias_init: float | None = option(
+        None, "Initial bias of the classifier [as nn.Linear's; sigmoid: the log-odds of each class]."
+    )
 
     def _check(self) -> None:
         if self.temperature not in ("auto", "learned"):
@@ -286,6 +294,9 @@ class BackboneOptions(Options):
     depth: int = option(2, "Hidden layers of mlp; blocks in each stage of cnn.", least=1)
     embedding: int = option(64, "Size of a token's embedding.", least=1)
     dropout: float = option(0.0, "Dropout of mlp.", least=0, below=1)
+    standardize: bool | None = option(
+        None, "Standardise vectors by the training rows before they enter what is trained [yes; no for images]."
+    )
     normalize_features: bool = option(False, "Scale every example's features to the length √D.")
     frozen: bool = option(False, "Train only the head; features are computed once.")
     pretrained: bool = option(True, "timm and hf: start from published weights.")
@@ -307,6 +318,12 @@ class ClassifierOptimOptions(OptimOptions):
         0.0, "Share of each batch that gradient and bilevel validate on; 0: the validation split.", least=0, below=1
     )
     noise_weight_decay: float | None = option(None, "Weight decay of the covariance [as weight_decay].", least=0)
+    noise_start: float | None = option(
+        None, "Share of the steps that train without noise first [0; a head alone 0.3].", least=0, below=1
+    )
+    prior: float | None = option(
+        None, "Prior variance of the logits, for a head alone [chosen on held-out rows].", positive=True
+    )
     ema: float = option(
         0.0, "Decay of a moving average of the weights, used in evaluation; 0 for none.", least=0, below=1
     )
@@ -315,6 +332,8 @@ class ClassifierOptimOptions(OptimOptions):
 
     def _check(self) -> None:
         method, held_out = self.temperature_method, self.temperature_held_out
+        if self.prior is not None and self.weight_decay:
+            raise ValueError(f"prior is {self.prior:g} and weight_decay {self.weight_decay:g}; give one of them")
         if self.batch_size % self.accumulate:
             sizes = f"{self.batch_size} and {self.accumulate}"
             raise ValueError(f"batch_size must be a multiple of accumulate, found {sizes}")
@@ -441,16 +460,18 @@ class PairOptimOptions(OptimOptions):
 
     epochs: float = option(7.0, "Number of epochs.", least=0)  # pyright: ignore[reportIncompatibleVariableOverride]
     batch_size: int = option(256, "Pairs of a step, over all processes.", least=2)
-    learning_rate: float = option(
+    learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
         1.6e-2, "Peak learning rate of AdamW; small towers trained from scratch need a high one.", positive=True
     )
-    noise_learning_rate: float = option(
+    noise_learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
         0.01, "Learning rate of the covariance, as a multiple: its many weights run ahead in short runs.", least=0
     )
     scale_learning_rate: float = option(
         10.0, "Learning rate of the scale and bias of the logits, as a multiple: short runs need it.", least=0
     )
-    weight_decay: float = option(0.01, "Decoupled weight decay; none on the scale, biases and norms.", least=0)
+    weight_decay: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
+        0.01, "Decoupled weight decay; none on the scale, biases and norms.", least=0
+    )
     precision: str = option("float32", "Precision of the towers' matrix products.", ("float32", "bfloat16"))
     seed: int = option(0, "Seed of the initial weights, the order of the pairs and all noise.", least=0)
 

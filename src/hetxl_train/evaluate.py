@@ -38,7 +38,7 @@ def evaluate(
     features_of: Callable[[Tensor], Tensor], head: Head, split: Split, *, batch_size: int = 256, method: str = "mc",
     num_samples: int | None = None, seed: int = 0, limit: int | None = None, device: torch.device | str = "cpu",
     confusions: bool = True, class_names: Sequence[str] | None = None, quiet: bool = False,
-    fetch: Reader | None = None,
+    fetch: Reader | None = None, target: str = "observed",
 ) -> Evaluation:  # fmt: skip
     """Predict every example of a split and record each.
 
@@ -50,7 +50,7 @@ def evaluate(
         split: with labels; rows with the label −100 are left out.
         batch_size: examples that go through the backbone at a time; the head takes fewer at a time when [b, K]
             probabilities would need more than 64 MiB.
-        method: of `head.predict`.
+        method: of `head.predict`, as is the target.
         num_samples: S, the head's `eval_samples` without.
         limit: at most this many rows, the same random ones whatever the model and the seed.
         device: of the head, where inputs are moved to.
@@ -91,7 +91,9 @@ def evaluate(
                 size = size or _block_size(head, features, num_samples)
                 for part, some in zip(features.split(size), blocks(fetched.rows, size), strict=True):
                     start = now(device)
-                    prediction = head.predict(part, method=method, num_samples=num_samples, generator=generator)
+                    prediction = head.predict(
+                        part, method=method, num_samples=num_samples, generator=generator, target=target
+                    )
                     seconds += now(device) - start
                     targets = split.labels.take(some)
                     builder.add(prediction, targets, some)

@@ -25,12 +25,13 @@ from hetxl_train.tasks.towers import TextReader
 
 def evaluate_run(
     run: str | Path, data: str | None = None, *, split: str = "test", labels: str | None = None, method: str = "mc",
-    num_samples: int | None = None, limit: int = 0, device: str = "auto",
+    num_samples: int | None = None, target: str = "observed", limit: int = 0, device: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return metrics by name, as in result.json; the method is that of `head.predict`, a limit of 0 takes all examples.
+    """Return metrics by name, as in result.json; a limit of 0 takes all examples.
 
     Args:
         data: other data of the same classes, all of it, with its labels; None for the run's own.
+        method: of `head.predict`, as is the target.
         num_samples: S; None for the run's own.
     """
     one_of("split", split, SPLITS)
@@ -43,7 +44,7 @@ def evaluate_run(
     dataset = data_for(trained, data, labels)
     if split not in dataset.splits:
         raise ValueError(f"split {split!r} is not in this data, which has {', '.join(dataset.splits)}")
-    options = {"seed": derive_seed(config.seed, 15), "method": method, "num_samples": num_samples}
+    options = {"seed": derive_seed(config.seed, 15), "method": method, "num_samples": num_samples, "target": target}
     evaluation = evaluate_split(trained.model, dataset.splits[split], limit=limit, workers=config.workers, **options)
     counts = None if trained.class_counts is None else np.asarray(trained.class_counts)
     return summarise(evaluation.records, counts)

@@ -16,7 +16,7 @@ from hetxl.functional.targets import TargetsLike
 from hetxl.nn import Classifier, Head, LearnedTemperature, build_head
 from hetxl.profiling import count_parameters
 from hetxl.registry import head_entry
-from hetxl_train.backbones import Backbone, build_backbone
+from hetxl_train.backbones import Backbone, build_backbone, trained_part
 from hetxl_train.config import HeadOptions, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.arrays import ArraySplit
@@ -24,8 +24,6 @@ from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split, U
 from hetxl_train.data.mapped_arrays import open_arrays
 from hetxl_train.loaders import blocks, reader
 
-SIGMOID_BIAS = -10.0
-"""Initial bias of the sigmoid link: every class is improbable until examples say otherwise, as in the paper."""
 BATCH = 64
 """Examples that go through a frozen backbone at a time."""
 
@@ -56,6 +54,7 @@ def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: st
         classifier = build_classifier(config, backbone.out_features, num_classes, options["bias_init"])
         if classifier is not None:
             options |= {"classifier": classifier, "bias_init": None}
+        options["standardize"] = bool(config.standardize) and trained_part(config, spec) == "head"
         head = build_head(config.head, backbone.out_features, num_classes, **options)
     return Model(backbone, head)
 
@@ -81,7 +80,7 @@ def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
     return {name: getattr(options, name) for name in shared + own} | {
         "link": link,
         "temperature": temperature,
-        "bias_init": SIGMOID_BIAS if options.bias_init is None and link == "sigmoid" else options.bias_init,
+        "bias_init": options.bias_init,
     }
 
 

@@ -2,16 +2,17 @@
 
 import dataclasses
 
-from hetxl_train.backbones import backbone_name
+from hetxl.optim import DEFAULTS
+from hetxl_train.backbones import trained_part
 from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import Dataset
 
-ENOUGH_STEPS = 1000
+ENOUGH_STEPS = DEFAULTS["network"].steps
 """Default number of steps: one epoch over a few thousand rows would barely move the weights."""
 MOST_EPOCHS = 50.0
 """Limit of the epochs for that, on small data that a network could memorise."""
-LEAST_STEPS = 500
-"""For a head alone: 50 epochs of a few hundred rows leave it near its start (lab/docs/experiments.md)."""
+LEAST_STEPS = DEFAULTS["head"].steps
+"""For a head alone, whatever the number of epochs: its prior keeps it from overfitting (lab/docs/experiments.md)."""
 
 
 def epochs_for(config: TrainConfig, dataset: Dataset) -> float:
@@ -20,7 +21,7 @@ def epochs_for(config: TrainConfig, dataset: Dataset) -> float:
         return config.epochs
     one_step = config.batch_size / max(_rows(dataset), 1)
     epochs = min(ENOUGH_STEPS * one_step, MOST_EPOCHS)
-    if config.frozen or backbone_name(config, dataset.input) == "none":
+    if trained_part(config, dataset.input) == "head":
         epochs = max(epochs, LEAST_STEPS * one_step)
     return max(1.0, epochs)
 

@@ -26,14 +26,14 @@ DOUBT = ("entropy", "from_noise", "confused_with", "correlation")
 
 def predict(
     run: str | Path, inputs: str, out: Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
-    seed: int = 0, workers: int = 2, device: str = "auto", console: Console | None = None,
+    target: str = "observed", seed: int = 0, workers: int = 2, device: str = "auto", console: Console | None = None,
 ) -> int:  # fmt: skip
     """Write the top classes of every input, with probabilities and where the doubt comes from; return how many inputs.
 
     Args:
         inputs: array file, image, directory of images or manifest, of the kind the run was trained on.
         out: .csv, .jsonl or .parquet.
-        method: of `head.predict`, as are the seed and S, by default the run's `eval_samples`.
+        method: of `head.predict`, as are the target, the seed and S, by default the run's `eval_samples`.
     """
     console = console or Console()
     out = Path(out)
@@ -42,16 +42,15 @@ def predict(
     integer_at_least("top_k", top_k, 1)
     trained = load_run(run, find_device(device))
     split = open_inputs(inputs, trained.spec)
-    target = next(trained.model.parameters()).device
-    generator = torch.Generator(target).manual_seed(derive_seed(seed, 16))
+    model_device = next(trained.model.parameters()).device
+    generator = torch.Generator(model_device).manual_seed(derive_seed(seed, 16))
     head: Any = trained.model.head
     count, written = min(top_k, len(trained.class_names)), 0
-    batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, target)
+    batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, model_device)
     with _writing(out, count) as write, console.bar("predicting", len(split)) as bar:
         for features, rows in batches:
-            prediction = head.predict(
-                features.to(target), top_k=count, method=method, num_samples=num_samples, generator=generator
-            )
+            options = {"method": method, "num_samples": num_samples, "generator": generator, "target": target}
+            prediction = head.predict(features.to(model_device), top_k=count, **options)
             shown = [split.show(int(row)) for row in rows]
             sources = [item.image or item.text for item in shown]
             write(list(rows_of(prediction, trained.class_names, rows, sources)))

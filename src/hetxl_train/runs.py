@@ -5,6 +5,7 @@ log.jsonl          losses and evaluations  checkpoints/        to resume from
 model.safetensors  the trained weights     result.json, examples.json
 curves.json, confusions.json, records/     of a classifier
 label_noise.npz, swaps.npz                 labels that were replaced, pairs that were swapped
+noise_free.*                               the head before its noise was switched on, which may be taken back
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from hetxl_train.checkpoint import Checkpoints, load_weights, save_tensors
 from hetxl_train.config import Config, ContrastiveConfig, RunConfig, TrainConfig
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.describe import changes, fingerprint
+from hetxl_train.defaults import with_defaults
 from hetxl_train.model import Model, build_model
 from hetxl_train.tasks.towers import Specs, TwoTowers, build_towers
 
@@ -32,6 +34,9 @@ NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "keep", "log_e
 """Options that may differ when a run is resumed: they change nothing in its result."""
 BEGUN = ("log.jsonl", "checkpoints", "features", "model.safetensors", "result.json")
 """What a run has, or some of it, once it has begun."""
+
+BEFORE: dict[str, Any] = {"standardize": False, "noise_start": 0.0}
+"""What runs without these options in their config.json were trained with."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,10 @@ def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:
     values = read_json(file)
     if isinstance(values, dict) and ("towers" in values) != (kind is ContrastiveConfig):
         raise ValueError(f"{directory} was created by `{other}`. Pass a directory of `{command}`.")
-    return Run(directory, kind.from_dict(values, str(file)))
+    options = kind.flatten(values, str(file))
+    if kind is TrainConfig:
+        options = {**BEFORE, **options}
+    return Run(directory, kind(**options))
 
 
 def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
@@ -153,7 +161,7 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
     # What τ is was decided by the data. Runs from before that have 1.
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
     # The trained weights are in the run: published ones need not be downloaded again.
-    config = dataclasses.replace(run.config, pretrained=False, temperature=temperature)
+    config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
     model = build_model(config, spec, len(names), link)
     try:
         _load_weights(run, model)

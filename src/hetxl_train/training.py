@@ -109,6 +109,7 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
         load_weights(task.model, checkpoint, averaged=bool(config.ema))
         step, weights = checkpoint.step, torch.no_grad()
     with weights:
+        task.choose_weights()
         save_model(run, task.whole)
         begin = time.perf_counter()
         # The last step ends with an evaluation; other weights are kept only where a run may stop early.

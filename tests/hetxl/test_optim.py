@@ -5,7 +5,20 @@ import pytest
 import torch
 from torch import nn
 
-from hetxl.optim import build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
+from hetxl import HetXLHead
+from hetxl.optim import (
+    NOISE_PRIOR,
+    PRIORS,
+    Recipe,
+    add_prior,
+    build_optimizer,
+    choose_prior,
+    learning_rate_at,
+    noise_free_steps,
+    parameter_groups,
+    prior_penalties,
+    set_learning_rate,
+)
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.model import build_model
 from support.training import small
@@ -117,3 +130,52 @@ def test_the_optimiser_has_the_options_and_every_group_its_multiple():
     }
     assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
     assert isinstance(optimizer, torch.optim.AdamW)
+
+
+def test_the_schedule_starts_anew_when_the_noise_is_switched_on():
+    recipe = Recipe(1e-2, noise_start=0.25, warmup=0.1)
+    learning_rates = [learning_rate_at(step, 200, recipe) for step in range(200)]
+    plain = Recipe(1e-2, warmup=0.1)
+    assert noise_free_steps(200, recipe) == 50
+    assert learning_rates[:50] == [learning_rate_at(step, 50, plain) for step in range(50)]
+    assert learning_rates[50:] == [learning_rate_at(step, 150, plain) for step in range(150)]
+
+
+def test_penalties_are_the_gradient_of_the_log_prior():
+    head = HetXLHead(6, 5, rank=2).double()
+    penalties = prior_penalties(head, prior=4.0, rows=50)
+    covered = {id(penalty.parameter) for penalty in penalties}
+    assert covered == {id(parameter) for parameter in head.parameters() if parameter.dim() > 1}
+    for parameter in head.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    add_prior(penalties, noise=False)
+    # −log N(W; 0, prior / D) over the rows of the mean loss.
+    weight = head.classifier.weight
+    expected = torch.autograd.grad((weight.square() / (2 * 4.0 / 6)).sum() / 50, weight)[0]
+    torch.testing.assert_close(weight.grad, expected)
+    assert not head.covariance.factor.grad.any()
+    add_prior(penalties, noise=True)
+    torch.testing.assert_close(head.covariance.factor.grad, head.covariance.factor.detach() * 2 / (NOISE_PRIOR * 50))
+
+
+@pytest.mark.parametrize(("signal", "rows", "strong"), [(0.3, 60, True), (30.0, 4000, False)])
+def test_the_prior_is_strong_where_labels_say_little(signal, rows, strong):
+    generator = torch.Generator().manual_seed(0)
+    weight = signal * torch.randn(20, 4, generator=generator) / 20**0.5
+    features = torch.randn(rows + 2000, 20, generator=generator)
+    labels = torch.multinomial((features @ weight).softmax(-1), 1, generator=generator).squeeze(1)
+    losses = choose_prior(features[:rows], labels[:rows], features[rows:], labels[rows:], 4, steps=100)
+    best = min(losses, key=losses.__getitem__)
+    assert best == min(PRIORS) if strong else best > 3
+    again = choose_prior(features[:rows], labels[:rows], features[rows:], labels[rows:], 4, steps=100)
+    assert again == losses
+
+
+def test_the_prior_of_rows_of_labels():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 5, generator=generator)
+    labels = (features[:, :3] > 1).float()
+    losses = choose_prior(features[:200], labels[:200], features[200:], labels[200:], 3, link="sigmoid", steps=50)
+    share = labels[:200].mean(0)
+    constant = torch.nn.functional.binary_cross_entropy(share.expand(100, -1), labels[200:], reduction="sum") / 100
+    assert min(losses.values()) < 0.6 * constant

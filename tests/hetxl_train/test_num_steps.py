@@ -19,10 +19,10 @@ def data(rows):
     ("rows", "batch", "steps", "alone"),
     [
         (1_000_000, 256, 3906, 3906),  # one pass
-        (256_000, 256, 1000, 1000),
-        (50_000, 250, 1000, 1000),  # five
-        (1_600, 256, 312, 500),  # fifty, or more of a head alone
-        (10, 256, 2, 500),
+        (256_000, 256, 1000, 2000),
+        (50_000, 250, 1000, 2000),  # five epochs, or ten of a head alone
+        (1_600, 256, 312, 2000),  # fifty, or more of a head alone
+        (10, 256, 2, 2000),
     ],
 )
 def test_default_steps_scale_with_dataset_size(rows, batch, steps, alone, options):

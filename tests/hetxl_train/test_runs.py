@@ -109,7 +109,7 @@ def description(config, dataset):
 
 @pytest.mark.parametrize("head", ["det", "het", "het-h", "het-xl"])
 def test_predictions_are_those_before_saving(tmp_path, head):
-    config = small(head=head, backbone="mlp", width=8, features=5, dropout=0.5)
+    config = small(head=head, backbone="mlp", width=8, features=5, dropout=0.5, standardize=True)
     dataset = load_synthetic(rows=100, classes=8, features=4)
     model = build_model(config, dataset.input, 8, "softmax")
     with torch.no_grad():

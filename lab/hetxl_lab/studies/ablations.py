@@ -21,6 +21,7 @@ from hetxl.metrics.records import Records
 from hetxl.metrics.scaling import fit_temperature
 from hetxl.metrics.summary import summarise
 from hetxl.nn import FixedTemperature
+from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_groups
 from hetxl_lab.studies.runs import StudyRun, over_seeds
 from hetxl_lab.studies.study import Lab, Study, Summary, names_in
@@ -241,6 +242,7 @@ def base_config(lab: Lab) -> TrainConfig:
     data = lab.options["data"]
     return TrainConfig(
         **{
+            **PUBLISHED,
             **preset_for(data),
             "temperature": "auto",
             **OPTIONS.get(lab.profile.name, {}),

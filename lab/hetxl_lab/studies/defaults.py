@@ -21,6 +21,7 @@ from hetxl._files import read_json, write_json
 from hetxl.metrics.ensemble import Ensemble
 from hetxl.metrics.summary import summarise
 from hetxl.registry import HEAD_NAMES
+from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_differences
 from hetxl_lab.studies.runs import METRICS, StudyRun, over_seeds
 from hetxl_lab.studies.study import Lab, Study, Summary, head_run, names_in
@@ -59,7 +60,7 @@ class Setting:
     def config(self, **more: Any) -> TrainConfig:
         """The options of its runs: those of the data's preset, its own, then `more`."""
         noise = {"label_noise": "confusable", "label_noise_rate": RATE} if self.noisy else {}
-        return TrainConfig(**{**preset_for(self.data), **self.options, **noise, **more, "data": self.data})
+        return TrainConfig(**{**PUBLISHED, **preset_for(self.data), **self.options, **noise, **more, "data": self.data})
 
 
 def _all_settings(*names: str, **options: Any) -> dict[str, Setting]:
@@ -127,8 +128,10 @@ def tune_det(lab: Lab, config: TrainConfig) -> tuple[TrainConfig, list[Trial]]:
             trials[both] = Trial(*both, float(lab.cache.finite_result(run)["metrics"]["validation"]["nll"]))
         return [trials[both].nll for both in options]
 
-    decay = config.weight_decay
-    rates = [factor * config.learning_rate for factor in LEARNING_RATES]
+    rate, decay = config.learning_rate, config.weight_decay
+    if rate is None or decay is None:
+        raise ValueError("a setting must state learning_rate and weight_decay")
+    rates = [factor * rate for factor in LEARNING_RATES]
     rate = _lowest(lambda values: losses([(value, decay) for value in values]), rates, beyond_both=True)
     decays = sorted({decay, *WEIGHT_DECAYS})
     chosen = _lowest(lambda values: losses([(rate, value) for value in values]), decays, beyond_both=False)
@@ -194,8 +197,8 @@ def pace(
 
 def _trainer(config: TrainConfig, dataset: Dataset, path: Path, rounds: int) -> Trainer:
     """Return a trainer that takes steps and keeps nothing."""
-    # τ is fixed: whether it is learned is nothing next to a step.
-    config = replace(config, temperature="1.0", workers=0, steps=WARM_UP + rounds)
+    # τ is fixed: whether it is learned is nothing next to a step. Steps without noise are not what is measured.
+    config = replace(config, temperature="1.0", noise_start=0.0, workers=0, steps=WARM_UP + rounds)
     quiet = Console(quiet=True)
     task = ClassificationTask(config, dataset, World(torch.device("cpu")), quiet, path.parent)
     task.model.train()

@@ -10,6 +10,7 @@ from typing import Any
 
 from hetxl._checks import one_of
 from hetxl._files import read_json
+from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.runs import PairBench, StudyRun
 from hetxl_train.config import TrainConfig
 from hetxl_train.presets import preset_for
@@ -37,6 +38,7 @@ class Bench:
         one_of("backbone", chosen, self.backbones)
         steps = max(1, round(self.steps * scale))
         values: dict[str, Any] = {
+            **PUBLISHED,
             **preset_for(self.data),
             **FIXED,
             "steps": steps,

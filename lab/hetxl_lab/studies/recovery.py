@@ -15,6 +15,7 @@ from hetxl.functional import correlation
 from hetxl.metrics.records import Records
 from hetxl.nn import Head, HetXLHead
 from hetxl.registry import HEAD_ENTRIES, HEAD_NAMES
+from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_recovery
 from hetxl_lab.studies.study import Lab, Study, Summary, head_run
 from hetxl_lab.studies.verdicts import markdown, mean_text
@@ -84,6 +85,7 @@ class Recovery(Study):
         """Train the heads, and measure them against the true model; keep the correlations for the image."""
         # All test rows: the more there are, the less the shares depend on which.
         options = {
+            **PUBLISHED,
             **preset_for("synthetic"),
             "temperature": "auto",
             "test_examples": 0,

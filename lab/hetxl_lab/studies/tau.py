@@ -15,6 +15,7 @@ import numpy as np
 from hetxl._checks import one_of
 from hetxl._files import write_whole
 from hetxl.registry import HEAD_NAMES
+from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_groups
 from hetxl_lab.studies.paper import paper_table
 from hetxl_lab.studies.profiles import MINI, Profile
@@ -40,6 +41,7 @@ from hetxl_train.temperature_methods import METHODS
 GRID, BAYES, LUKETINA, GRADIENT, SIMPLE, FITTED, ONE = (method.title for method in METHODS.values())
 
 COMMON: dict[str, Any] = {
+    **PUBLISHED,
     "batch_size": 256,
     "rank": 10,
     "train_samples": 4,

@@ -5,6 +5,7 @@ Both are of the package that the program uses, `lightning` or `pytorch_lightning
 
 import dataclasses
 import importlib
+import itertools
 import math
 import sys
 import warnings
@@ -21,7 +22,15 @@ from hetxl.functional.targets import Targets, TargetsLike
 from hetxl.integrations.convert.locate import find_head
 from hetxl.metrics import Records, RecordsBuilder, calibration_error
 from hetxl.nn import Head, Prediction
-from hetxl.optim import Recipe, build_optimizer, learning_rate_at, parameter_groups, set_learning_rate
+from hetxl.optim import (
+    DEFAULTS,
+    Recipe,
+    build_optimizer,
+    learning_rate_at,
+    noise_free_steps,
+    parameter_groups,
+    set_learning_rate,
+)
 
 __all__ = ["CalibrationError", "HeadMonitor", "HetXLModule", "noise_scale"]
 
@@ -99,6 +108,9 @@ def draws(device: torch.device, number: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(number)
 
 
+MEASURED_BATCHES = 100
+"""Training batches that a head's features are measured on."""
+
 _MEANS = ("nll", "precision@1", "precision@5")
 
 
@@ -113,9 +125,12 @@ class HetXLModule(pl.LightningModule):
     Args:
         backbone: inputs to features [..., D].
         head: one of hetxl's, over K classes.
-        learning_rate: peak of AdamW's.
+        learning_rate: peak of AdamW's; None for 0.02 if only the head has parameters to train, and 0.002 with a network
+            (a published one that is fine-tuned needs less, such as 1e-4).
         weight_decay: of matrices; none on τ, biases and norms.
         temperature_learning_rate: of a learned τ, as a multiple.
+        noise_learning_rate: of the covariance, as a multiple; None for 0.3 of a head alone, and 1 with a network.
+        noise_start: share of the steps that train without noise first; None for 0.3 of a head alone, 0 with a network.
         warmup: steps of linear warm-up; below 1 a share of all steps.
         schedule: what follows: decay to zero, "cosine" or "linear", or "constant".
         optimizer: takes the parameter groups, learning rates included, and gives an optimiser to use instead of AdamW:
@@ -128,9 +143,11 @@ class HetXLModule(pl.LightningModule):
         backbone: nn.Module,
         head: Head,
         *,
-        learning_rate: float = 1e-3,
+        learning_rate: float | None = None,
         weight_decay: float = 0.01,
         temperature_learning_rate: float = 0.1,
+        noise_learning_rate: float | None = None,
+        noise_start: float | None = None,
         warmup: float = 0.05,
         schedule: str = "cosine",
         optimizer: Callable[[list[dict]], optim.Optimizer] | None = None,
@@ -139,10 +156,15 @@ class HetXLModule(pl.LightningModule):
         super().__init__()
         if not isinstance(head, Head):
             raise TypeError(f"head must be one of hetxl's, such as hetxl.HetXLHead, found {type(head).__name__}")
+        alone = not any(parameter.requires_grad for parameter in backbone.parameters())
+        rule = DEFAULTS["head" if alone else "network"]
+        start = 0.0 if head.covariance is None else rule.noise_start if noise_start is None else noise_start
         self.recipe = Recipe(
-            learning_rate=learning_rate,
+            learning_rate=rule.learning_rate if learning_rate is None else learning_rate,
             weight_decay=weight_decay,
             temperature_learning_rate=temperature_learning_rate,
+            noise_learning_rate=rule.noise_learning_rate if noise_learning_rate is None else noise_learning_rate,
+            noise_start=start,
             warmup=warmup,
             schedule=schedule,
         )
@@ -160,7 +182,11 @@ class HetXLModule(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
         inputs, targets = batch
-        loss = self.head(self.backbone(inputs), targets)
+        options: dict[str, Any] = {}
+        if self.recipe.noise_start and self.global_step < noise_free_steps(self._steps(), self.recipe):
+            assert self.head.covariance is not None
+            options["noise"] = torch.zeros(1, self.head.covariance.size, device=self.device)
+        loss = self.head(self.backbone(inputs), targets, **options)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
@@ -189,12 +215,12 @@ class HetXLModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW, or what `optimizer` gives, with a learning rate for every step."""
-        steps = self.trainer.estimated_stepping_batches
-        known = 0 < steps < math.inf
-        if not known and (self.recipe.schedule != "constant" or 0 < self.recipe.warmup < 1):
+        steps = self._steps()
+        by_share = self.recipe.noise_start or 0 < self.recipe.warmup < 1
+        if not steps and (self.recipe.schedule != "constant" or by_share):
             raise ValueError(
                 f"schedule={self.recipe.schedule!r} with warmup={self.recipe.warmup:g} needs the number of steps: give "
-                "the Trainer max_steps, or use schedule='constant' and a warmup in steps"
+                "the Trainer max_steps, or use schedule='constant', a warmup in steps and noise_start=0"
             )
         if self.optimizer is None:
             # A fused step cannot be clipped under a gradient scaler.
@@ -206,14 +232,29 @@ class HetXLModule(pl.LightningModule):
             groups = parameter_groups(self, self.recipe)
             optimizer = self.optimizer([group | {"lr": self.recipe.learning_rate} for group in groups])
         set_learning_rate(optimizer, self.recipe.learning_rate)
-        total = int(steps) if known else 1
 
         def share(step: int) -> float:
-            step = min(step, total) if known else step
-            return learning_rate_at(step, total, self.recipe) / self.recipe.learning_rate
+            step = min(step, steps) if steps else step
+            return learning_rate_at(step, steps or 1, self.recipe) / self.recipe.learning_rate
 
         scheduler = optim.lr_scheduler.LambdaLR(optimizer, share)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _steps(self) -> int:
+        """Return the number of steps of the fit; 0 if it is unknown."""
+        steps = self.trainer.estimated_stepping_batches
+        return int(steps) if 0 < steps < math.inf else 0
+
+    def on_fit_start(self) -> None:
+        """Measure the features of a head that standardises them, on training batches, unless that was done."""
+        standardize = self.head.standardize
+        if standardize is None or (standardize.mean.any() or (standardize.deviation != 1).any()):
+            return
+        self.trainer.fit_loop.setup_data()
+        loader: Any = self.trainer.train_dataloader
+        batches = itertools.islice(loader, MEASURED_BATCHES)
+        with torch.no_grad():
+            standardize.measure(self.backbone(inputs.to(self.device)).flatten(0, -2) for inputs, _ in batches)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Add a batch to the validation metrics."""

@@ -7,11 +7,13 @@ model.predict_proba(X_test)
 """
 
 import copy
+import dataclasses
 import math
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +23,21 @@ from hetxl._checks import one_of
 from hetxl.functional import SAMPLERS, LabelLists, Sampler
 from hetxl.metrics.scaling import Scales, fit_scales
 from hetxl.nn import HEADS, FixedTemperature, Head, LearnedTemperature, build_head
-from hetxl.optim import Recipe, parameter_groups, set_learning_rate
+from hetxl.optim import (
+    DEFAULTS,
+    PRIOR,
+    Defaults,
+    Penalty,
+    Recipe,
+    add_prior,
+    build_optimizer,
+    choose_prior,
+    learning_rate_at,
+    noise_free_steps,
+    prior_penalties,
+    set_learning_rate,
+    start_bias,
+)
 from hetxl.registry import EVAL_SAMPLES, RANK, TEMPERATURE, TRAIN_SAMPLES
 
 try:
@@ -50,6 +66,13 @@ class Examples(NamedTuple):
     weight: np.ndarray  # [n]
 
 
+class Step(NamedTuple):
+    """A step of training."""
+
+    learning_rate: float
+    noise: bool = True  # whether the head has its noise yet
+
+
 class RowNetwork(nn.Module):
     """Rows [B, D] → the features of a head: standardised, then through hidden layers of some sizes, each with a ReLU.
 
@@ -67,7 +90,7 @@ class RowNetwork(nn.Module):
         layers = (layer for pair in zip(sizes, hidden, strict=False) for layer in (nn.Linear(*pair), nn.ReLU()))
         self.body = nn.Sequential(*layers)
         self.head = head
-        # Nothing is known at the start: equal probabilities, and no weight on what never varies.
+        # Equal probabilities at the start, and no weight on what never varies.
         for parameter in head.classifier.parameters():
             nn.init.zeros_(parameter)
 
@@ -80,38 +103,47 @@ class RowTrainer:
     """A network with what its training carries along: the optimiser, AdamW, and the random numbers.
 
     The rows of a batch share their noise, [S, Q], drawn anew for every step; evaluations and predictions share one
-    draw. So no result depends on where in a batch a row is, or on which others are there. Weight decay is on weights,
-    and not on biases and τ.
+    draw. So no result depends on where in a batch a row is, or on which others are there.
     """
 
-    def __init__(self, network: RowNetwork, *, weight_decay: float, seed: int):
-        self.network = network
-        recipe = Recipe(weight_decay=weight_decay, temperature_learning_rate=1.0)
-        self.optimizer = torch.optim.AdamW(parameter_groups(network, recipe))
+    def __init__(self, network: RowNetwork, recipe: Recipe, seed: int):
+        self.network, self.recipe = network, recipe
+        self.optimizer = build_optimizer(network, recipe)
+        self.penalties: list[Penalty] = []  # of a prior on the weights
         self.rng = np.random.default_rng(seed)
         self.noise_seed = self._new_seed()
         self._unscaled: tuple[Any, float] | None = None
 
-    def epoch(self, examples: Examples, rows: np.ndarray, batch_size: int, rates: Iterable[float]) -> float:
+    def epoch(self, examples: Examples, rows: np.ndarray, batch_size: int, schedule: Iterable[Step]) -> float:
         """Go once through some rows of the examples; return the weighted mean of their losses, each before its step.
 
         Batches have at most `batch_size` rows and are of one size, give or take one row.
         """
+        head = self.network.head
         steps = math.ceil(len(rows) / batch_size)
         # With one batch its order is of no account, and what is drawn must not depend on the number of rows: so weights
         # stand for repeated rows.
         order = self.rng.permutation(rows) if steps > 1 else rows
         total = 0.0
         self.network.train()
-        for batch, rate in zip(np.array_split(order, steps), rates, strict=False):
-            noise = self._normals(self.network.head.train_samples, self._new_seed())
+        for batch, step in zip(np.array_split(order, steps), schedule, strict=False):
+            noise = self._normals(head.train_samples, self._new_seed())
+            if noise is not None and not step.noise:
+                noise = torch.zeros_like(noise[:1])
             loss = self._loss(examples, batch, noise)
             self.optimizer.zero_grad()
             (loss / len(batch)).backward()
-            set_learning_rate(self.optimizer, rate)
+            add_prior(self.penalties, noise=step.noise)
+            set_learning_rate(self.optimizer, step.learning_rate)
             self.optimizer.step()
             total += loss.item()
         return total / float(examples.weight[rows].sum())
+
+    def start_bias(self, examples: Examples) -> None:
+        """Start the bias of several labels at the log-odds of each, by the weights of the rows."""
+        if self.network.head.link == "sigmoid":
+            counts = torch.from_numpy(examples.weight @ examples.targets)
+            start_bias(cast("nn.Linear", self.network.head.classifier).bias, counts, float(examples.weight.sum()))
 
     @torch.no_grad()
     def evaluate(self, examples: Examples, rows: np.ndarray) -> float:
@@ -156,8 +188,7 @@ class RowTrainer:
 
     def _rows(self, X: Any, rows: np.ndarray) -> Tensor:
         """Return some rows as a dense tensor, [B, D]."""
-        chosen = X[rows]
-        return torch.from_numpy(chosen.toarray() if hasattr(chosen, "toarray") else chosen).to(self.network.mean)
+        return torch.from_numpy(dense(X[rows])).to(self.network.mean)
 
     def _normals(self, samples: int, seed: int) -> Tensor | None:
         """Return standard normals [S, Q]; None for a head without noise."""
@@ -172,11 +203,10 @@ class RowTrainer:
 
 
 EPOCHS = 50
-STEPS = 500
-"""What `max_iter=None` stands for: so many epochs, or more where few rows make short ones, for so many steps."""
+"""What `max_iter=None` stands for: so many epochs, or more where few rows make short ones, for `Defaults.steps`."""
 
-RATES = {False: 0.02, True: 0.005}
-"""What `learning_rate=None` stands for, without and with hidden layers."""
+PRIOR_ROWS = 20_000
+"""Rows that the prior is chosen on, at most; every tenth is held out to judge by."""
 
 NOISE_PARAMETER_LIMIT = 2**27
 """A wide input straight into a noisy head is refused above this many parameters in one part of its noise."""
@@ -195,9 +225,10 @@ class Uncertainty(NamedTuple):
 class HetXLClassifier(ClassifierMixin, BaseEstimator):
     """A classifier for noisy labels: standardised features, hidden layers if any, and a head of `hetxl.nn`.
 
-    It is trained by AdamW; `fit` lets the rate fall to zero along a cosine. A weight counts as that many repetitions of
-    its row, exactly so while one batch holds all rows; a row of weight zero is left out. With a matrix y of zeros and
-    ones every column is a label of its own, by the sigmoid link.
+    It is trained by AdamW; `fit` lets the rate fall to zero along a cosine. Without hidden layers the head trains for
+    30 % of the steps without its noise, then with it. A weight counts as that many repetitions of its row, exactly so
+    while one batch holds all rows; a row of weight zero is left out. With a matrix y of zeros and ones every column is
+    a label of its own, by the sigmoid link.
 
     Args:
         head: "het-xl", "het", "het-h", or "det" for the usual classifier without noise.
@@ -208,10 +239,11 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         train_samples: S in training.
         eval_samples: S of predictions.
         sampler: "orthogonal", "iid", "antithetic", "sobol", or a function like those in `hetxl.functional.samplers`.
-        learning_rate: of AdamW, at the start; None for 0.02 without hidden layers and 0.005 with some.
-        weight_decay: of AdamW, on weights and not on biases.
+        learning_rate: peak of AdamW's; None for 0.02 without hidden layers and 0.002 with some.
+        weight_decay: of AdamW, on weights and not on biases; None for 0.01 with hidden layers, and without them for a
+            Gaussian prior, whose variance `fit` chooses on held-out rows before it trains on all of them.
         batch_size: rows of a step.
-        max_iter: epochs; None for 50, or more where those would be fewer than 500 steps.
+        max_iter: epochs; None for 50, or more where those would be fewer than 2,000 steps (1,000 with hidden layers).
         tol: training ends when the loss has not fallen by this much for `n_iter_no_change` epochs; 0 to go on.
         early_stopping: watch the loss of rows held out of training, not the training loss, and keep the weights that
             were best there.
@@ -229,6 +261,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         loss_curve_: training loss of each epoch.
         validation_loss_curve_: with `early_stopping`, that of the rows held out.
         scales_: τ and the factor of the noise, once `rescale` has fitted them.
+        prior_: variance of the logits under the prior; None where weight decay takes its place.
     """
 
     def __init__(
@@ -243,8 +276,8 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         eval_samples: int = EVAL_SAMPLES,
         sampler: str | Sampler = "orthogonal",
         learning_rate: float | None = None,
-        weight_decay: float = 0.1,
-        batch_size: int = 128,
+        weight_decay: float | None = None,
+        batch_size: int = 256,
         max_iter: int | None = None,
         tol: float = 1e-4,
         early_stopping: bool = False,
@@ -272,7 +305,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: [n, D], dense or sparse.
             y: [n] labels of any kind that can be sorted, or [n, K] zeros and ones.
-            sample_weight: [n], not negative; only their proportions matter.
+            sample_weight: [n], not negative; each counts as that many repetitions of its row.
         """
         check_parameters(self)
         fresh = not (self.warm_start and hasattr(self, "network_"))
@@ -281,6 +314,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         examples = self._examples(X, y, classes, sample_weight)
         if fresh:
             self._start(X, y, classes)
+            self._trainer.start_bias(examples)
         self._forget_scales()
         rows, held_out = np.flatnonzero(examples.weight), np.array([], dtype=np.int64)
         if self.early_stopping:
@@ -288,16 +322,23 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             held_out, rows = np.split(self._trainer.rng.permutation(rows), [size])
             if not len(rows):
                 raise ValueError("early_stopping=True needs at least two rows, one to train on and one to hold out")
-        examples = examples._replace(weight=examples.weight / examples.weight[rows].mean())
         self._update_moments(examples, rows)
+        self._set_prior(examples, rows)
+        examples = examples._replace(weight=examples.weight / examples.weight[rows].mean())
         steps = math.ceil(len(rows) / self.batch_size)
-        epochs = self.max_iter or max(EPOCHS, math.ceil(STEPS / steps))
+        epochs = self.max_iter or max(EPOCHS, math.ceil(self._defaults.steps / steps))
+        recipe = self._trainer.recipe
+        # What goes on from an earlier fit has its noise already.
+        recipe = recipe if fresh else dataclasses.replace(recipe, noise_start=0.0)
+        silent = noise_free_steps(epochs * steps, recipe)
         self.n_iter_, self.loss_curve_, self.validation_loss_curve_ = 0, [], []
         best, waited, best_state = math.inf, 0, None
         for epoch in range(epochs):
-            done = (epoch + np.arange(steps) / steps) / epochs
-            rates = (self.learning_rate or RATES[bool(self.hidden)]) * (0.5 + 0.5 * np.cos(np.pi * done))
-            loss = self._epoch(examples, rows, rates)
+            numbers = range(epoch * steps, (epoch + 1) * steps)
+            schedule = [Step(learning_rate_at(step, epochs * steps, recipe), step >= silent) for step in numbers]
+            loss = self._epoch(examples, rows, schedule)
+            if numbers[-1] < silent:
+                continue  # neither the end nor the best is sought before the noise is there
             if self.early_stopping:
                 loss = self._trainer.evaluate(examples, held_out)
                 self.validation_loss_curve_.append(loss)
@@ -335,11 +376,12 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         examples = self._examples(X, y, classes, sample_weight)
         if fresh:
             self._start(X, y, classes)
+            self._trainer.start_bias(examples)
             self.n_iter_, self.loss_curve_ = 0, []
         self._forget_scales()
         rows = np.flatnonzero(examples.weight)
         self._update_moments(examples, rows)
-        self._epoch(examples, rows, repeat(self.learning_rate or RATES[bool(self.hidden)]))
+        self._epoch(examples, rows, repeat(Step(self._trainer.recipe.learning_rate)))
         return self
 
     def rescale(self, X: Any, y: Any) -> "HetXLClassifier":
@@ -438,10 +480,48 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             network = RowNetwork(X.shape[1], [int(size) for size in self.hidden], head)
         wide = X.dtype == np.float64 and torch.device(self.device).type != "mps"  # which has no float64
         self.network_ = network.to(self.device, torch.float64 if wide else torch.float32)
-        self._trainer = RowTrainer(self.network_, weight_decay=float(self.weight_decay), seed=seed)
+        self.prior_: float | None = None
+        rule, decay = self._defaults, self.weight_decay
+        recipe = Recipe(
+            learning_rate=float(self.learning_rate or rule.learning_rate),
+            weight_decay=float(decay if decay is not None else rule.weight_decay or 0.0),
+            temperature_learning_rate=1.0,
+            noise_learning_rate=rule.noise_learning_rate,
+            noise_start=0.0 if head.covariance is None else rule.noise_start,
+        )
+        self._trainer = RowTrainer(self.network_, recipe, seed)
         # Without the mean, so that it takes sparse rows: the network subtracts it from dense batches.
         self._scaler = StandardScaler(with_mean=False)
         self.classes_ = classes
+
+    @property
+    def _defaults(self) -> Defaults:
+        return DEFAULTS["network" if self.hidden else "head"]
+
+    def _set_prior(self, examples: Examples, rows: np.ndarray) -> None:
+        """Choose the prior on held-out rows, unless weight decay takes its place; weights count as repetitions."""
+        if self.weight_decay is not None or self.hidden:
+            return
+        chosen = rows[:: max(1, len(rows) // PRIOR_ROWS)]
+        # By what a row holds, so that its repetitions are on one side, as one row with their weight is.
+        keys = [zlib.crc32(np.ascontiguousarray(dense(examples.X[[row]])).tobytes()) for row in chosen]
+        held_out = np.array(keys) % 10 == 0
+        self.prior_ = PRIOR
+        if held_out.any() and not held_out.all():
+            link, like = self.network_.head.link, self.network_.mean
+            parts: list[Tensor] = []
+            weights: list[Tensor] = []
+            for side in (chosen[~held_out], chosen[held_out]):
+                with torch.no_grad():
+                    parts.append(self.network_(torch.from_numpy(dense(examples.X[side])).to(like)))
+                parts.append(torch.from_numpy(examples.targets[side]).to(like.device))
+                weights.append(torch.from_numpy(examples.weight[side]).to(like))
+            options: dict[str, Any] = {"weight": weights[0], "held_out_weight": weights[1], "link": link}
+            options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed}
+            losses = choose_prior(*parts, len(self.classes_), **options)  # pyright: ignore[reportCallIssue]
+            self.prior_ = min(losses, key=losses.__getitem__)
+        total = float(examples.weight[rows].sum())
+        self._trainer.penalties = prior_penalties(self.network_.head, self.prior_, total)
 
     def _examples(self, X: Any, y: np.ndarray, classes: np.ndarray, sample_weight: Any) -> Examples:
         """Labels as class ids [n], or as numbers [n, K]; and the weights of rows and of their classes together."""
@@ -485,8 +565,8 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         if hasattr(self, "scales_"):
             del self.scales_
 
-    def _epoch(self, examples: Examples, rows: np.ndarray, rates: Iterable[float]) -> float:
-        loss = self._trainer.epoch(examples, rows, int(self.batch_size), rates)
+    def _epoch(self, examples: Examples, rows: np.ndarray, schedule: Iterable[Step]) -> float:
+        loss = self._trainer.epoch(examples, rows, int(self.batch_size), schedule)
         self.n_iter_ += 1
         self.loss_curve_.append(loss)
         if self.verbose:
@@ -503,6 +583,11 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         return torch.cat(self._predict(X, lambda head, features, noise: head(features, noise=noise))).cpu().numpy()
 
 
+def dense(rows: Any) -> np.ndarray:
+    """Return rows of an array or of a sparse matrix as an array [b, D]."""
+    return rows.toarray() if hasattr(rows, "toarray") else rows
+
+
 def check_parameters(model: HetXLClassifier) -> None:
     """Raise for a parameter that is out of range: scikit-learn wants them unchecked until an estimator is fitted."""
     one_of("head", model.head, HEADS)
@@ -517,8 +602,9 @@ def check_parameters(model: HetXLClassifier) -> None:
         raise TypeError(f"hidden must be a tuple of sizes such as (512,), found {model.hidden!r}")
     for size in model.hidden:
         check_scalar(size, "hidden", Integral, min_val=1)
-    for name in ("weight_decay", "tol"):
-        check_scalar(getattr(model, name), name, Real, min_val=0)
+    check_scalar(model.tol, "tol", Real, min_val=0)
+    if model.weight_decay is not None:
+        check_scalar(model.weight_decay, "weight_decay", Real, min_val=0)
     for name, high in (("noise_init", None), ("validation_fraction", 1)):
         check_scalar(getattr(model, name), name, Real, min_val=0, max_val=high, include_boundaries="neither")
     if isinstance(model.temperature, str):

@@ -12,6 +12,7 @@ from hetxl.nn.covariance import (
 )
 from hetxl.nn.heads import HEADS, DetHead, Head, HetHashHead, HetHead, HetXLHead, build_head
 from hetxl.nn.prediction import Prediction
+from hetxl.nn.standardize import Standardize
 from hetxl.nn.temperature import FixedTemperature, LearnedTemperature
 from hetxl.registry import HEAD_LABELS, head_entry
 
@@ -34,6 +35,7 @@ __all__ = [
     "LowRankCovariance",
     "NoisyFeatures",
     "Prediction",
+    "Standardize",
     "build_covariance",
     "build_head",
     "head_entry",

@@ -90,6 +90,14 @@ class Covariance(nn.Module, ABC):
             # softplus(bias) is `init` times softplus(0), what it is at init = 1.
             nn.init.constant_(self.residual.bias, math.log(math.expm1(self.init * math.log(2))))
 
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Make the noise as small as it can be: a residual of 1e-3, and nothing beside it."""
+        for parameter in self.parameters():
+            parameter.zero_()
+        if self.residual is not None:
+            self.residual.bias.fill_(-100.0)  # its softplus is 0
+
     def forward(self, features: Tensor) -> GaussianNoise:
         """The noise for features [..., D], a Gaussian over [..., N]."""
         if self.residual is None or self.residual_kind is None:

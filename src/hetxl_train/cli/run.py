@@ -11,6 +11,9 @@ from hetxl_train.cli.commands import argument, optional
 RunArgument = Annotated[str, argument("Run directory.")]
 Method = Annotated[str, typer.Option(help="mc, deterministic, mean_field, probit or taylor.")]
 Samples = Annotated[int | None, optional("Number of Monte Carlo samples [as trained].")]
+Target = Annotated[
+    str, typer.Option(help="observed: the label that would be given, errors included; clean: the class without them.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, … or auto.")]
 
 
@@ -22,6 +25,7 @@ def evaluate(
     labels: Annotated[str | None, optional("File with the labels of DATA.")] = None,
     method: Method = "mc",
     num_samples: Samples = None,
+    target: Target = "observed",
     examples: Annotated[int, typer.Option(help="At most this many; 0 for all.")] = 0,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -32,9 +36,8 @@ def evaluate(
     from hetxl_train.evaluate_runs import evaluate_run
     from hetxl_train.report.tables import as_rich, text_table
 
-    metrics = evaluate_run(
-        run, data, split=split, labels=labels, method=method, num_samples=num_samples, limit=examples, device=device
-    )
+    options = {"method": method, "num_samples": num_samples, "target": target, "limit": examples, "device": device}
+    metrics = evaluate_run(run, data, split=split, labels=labels, **options)
     if as_json:
         typer.echo(json.dumps(metrics, indent=2))
         return
@@ -50,6 +53,7 @@ def predict(
     top_k: Annotated[int, typer.Option(help="Number of classes for each input.")] = 5,
     method: Method = "mc",
     num_samples: Samples = None,
+    target: Target = "observed",
     seed: Annotated[int, typer.Option(help="Seed of the noise samples.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
     device: Device = "auto",
@@ -60,8 +64,8 @@ def predict(
     """
     from hetxl_train.prediction import predict as run_prediction
 
-    options = {"method": method, "num_samples": num_samples, "seed": seed, "workers": workers, "device": device}
-    written = run_prediction(run, inputs, out, top_k=top_k, **options)
+    options = {"method": method, "num_samples": num_samples, "target": target, "seed": seed}
+    written = run_prediction(run, inputs, out, top_k=top_k, workers=workers, device=device, **options)
     typer.echo(f"{written:,} rows in {out}")
 
 

@@ -94,6 +94,9 @@ class Task(ABC, Generic[Config, Data, Network]):
     def write_data(self, directory: Path) -> None:
         """Write what the configuration changed in the data."""
 
+    def choose_weights(self) -> None:
+        """Change the trained weights for better ones, before they are saved; called in the main process."""
+
     @abstractmethod
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
         """Evaluate the trained model, write what a report shows, and return the task's part of result.json.

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
-from hetxl._files import write_json
+from hetxl._files import read_json, write_json
 from hetxl._seeds import derive_seed
 from hetxl.functional import LabelLists, plan
 from hetxl.metrics.records import NotFiniteError
 from hetxl.metrics.summary import reliability, risk_coverage, summarise
-from hetxl.optim import parameter_groups
+from hetxl.optim import Penalty, add_prior, noise_free_steps, parameter_groups, prior_penalties, start_bias
 from hetxl.registry import head_entry
+from hetxl_train.checkpoint import save_tensors
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import Description, describe
@@ -24,6 +26,7 @@ from hetxl_train.data.dataset import Dataset, Fetched, Split
 from hetxl_train.data.describe import fingerprint
 from hetxl_train.data.label_noise import NoisySplit
 from hetxl_train.data.open import open_data
+from hetxl_train.defaults import has_prior, measure_features, prior_of, with_defaults
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
 from hetxl_train.evaluate import Evaluation, evaluate_split
@@ -44,6 +47,9 @@ from hetxl_train.temperature.rules import (
     reset_state,
 )
 
+NOISE_FREE, NOISE_FREE_LOSS = "noise_free.safetensors", "noise_free.json"
+"""The head before its noise was switched on, and its validation NLL."""
+
 
 class ClassificationTask(Task[TrainConfig, Dataset, Model]):
     """Train a head, and the backbone in front of it unless that is frozen: its features go into the directory."""
@@ -60,10 +66,12 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             if recommendation.learned:
                 console.say(f"τ is learned: {recommendation.reason}")
             config = dataclasses.replace(config, temperature="learned" if recommendation.learned else "1.0")
+        prior, config = has_prior(config, dataset.input), with_defaults(config, dataset.input)
         self.config, self.directory = config, directory
         self.description = description
         self.link = link_of(config, dataset)
         self.steps = steps_for(config, dataset)
+        self.noise_free = noise_free_steps(self.steps, config.recipe)  # steps at the start
         self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link).to(world.device)
         self.counts = dataset.splits["train"].labels.counts(dataset.num_classes)
         self.splits = dataset.splits
@@ -71,12 +79,32 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             folder = directory / "features"
             self.model, self.splits = cached_features(folder, self.model, dataset, config.workers, console)
         self.split = self.splits["train"]
+        self.penalties: list[Penalty] = []
+        self.prior = self._start(prior)
         self.order = Order(len(self.split), derive_seed(config.seed, 12))
         self.examples = config.batch_size - held_out_examples(config) * config.accumulate
         self.rule: TemperatureRule | None = None
         self.optimizer: optim.Optimizer | None = None
         self.trained_on: partial[None] | None = None  # shows the rule the part of the batch that was just trained on
+        self.noise_kept = True  # False once validation rows have decided against the noise
         self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
+
+    def _start(self, has_prior: bool) -> float | None:
+        """Measure the features, start the bias of the sigmoid link, and return the prior of the head, if it has one."""
+        config, head = self.config, self.model.head
+        bias = getattr(head.classifier, "bias", None)
+        if self.link == "sigmoid" and config.bias_init is None and bias is not None:
+            start_bias(bias, torch.as_tensor(self.counts), len(self.split))
+        measure_features(self.model, self.split)
+        if not has_prior:
+            return None
+        stored = self.directory / "model.json"
+        prior = config.prior or (read_json(stored).get("prior") if stored.exists() else None)
+        if prior is None:
+            sizes = (self.dataset.num_classes, self.link, self.steps)
+            prior = prior_of(config, self.model, self.splits, *sizes)
+        self.penalties = prior_penalties(head, prior, len(self.split))
+        return prior
 
     open = staticmethod(open_data)
 
@@ -109,8 +137,14 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         inputs = inputs.to(self.device, non_blocking=True)
         targets = to_device(targets, self.device)
         generator = self._seed(step, part)
-        options = {"label_smoothing": smoothing} if smoothing else {}
-        loss = called(inputs, targets, reduction="sum", generator=generator, **options)
+        options: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
+        if step < self.noise_free:
+            # One draw of zeros: all parameters have gradients, as several processes need, and those of the noise 0.
+            assert self.model.head.covariance is not None
+            options["noise"] = torch.zeros(1, self.model.head.covariance.size, device=self.device)
+        else:
+            options["generator"] = generator
+        loss = called(inputs, targets, reduction="sum", **options)
         if self.rule is not None:
             self.trained_on = partial(self.rule.see, Batch(inputs, targets), partial(self._seed, step, part))
         return Loss(loss, len(inputs))
@@ -128,6 +162,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             add_temperature_prior(self.model.head.temperature, self.config.temperature_prior)
         if is_frozen(step, self.steps, self.config):
             freeze(self.model.head.temperature)
+        add_prior(self.penalties, noise=step >= self.noise_free)
 
     def clipped(self, norm: Tensor) -> None:
         """Pass the norm on to the rule."""
@@ -141,6 +176,39 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             self.rule.after_step(step, moves=not frozen)
         if frozen and self.optimizer is not None:
             reset_state(self.model.head.temperature, self.optimizer)
+        # Behind a network that is trained, the head of an earlier step would be of no use.
+        alone = not any(parameter.requires_grad for parameter in self.model.backbone.parameters())
+        if step + 1 == self.noise_free and alone and self.world.is_main and "validation" in self.splits:
+            self._keep_noise_free()
+
+    def _keep_noise_free(self) -> None:
+        """Keep the head as it is before its noise is switched on, with its validation NLL."""
+        head = self.model.head
+        self.model.eval()
+        scale, head.noise_scale = head.noise_scale, 0.0
+        try:
+            loss = summarise(self._evaluate("validation", self.config.evaluation_examples).records, self.counts)["nll"]
+        except NotFiniteError:
+            loss = math.inf
+        head.noise_scale = scale
+        self.model.train()
+        if loss is None or not math.isfinite(loss):
+            return  # nothing to come back to; the loop stops at its next loss
+        save_tensors(self.directory / NOISE_FREE, self.model.head.state_dict())
+        write_json(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
+
+    def choose_weights(self) -> None:
+        """Take the head without noise back if validation rows say that the noise has made it worse."""
+        head = self.model.head
+        if head.covariance is None or not (self.directory / NOISE_FREE).exists():
+            return
+        if self.validated is None or self.config.patience:  # weights of another step than the last validation's
+            self.validate()
+        before = read_json(self.directory / NOISE_FREE_LOSS)["nll"]
+        if self.validated is None or before < self.validated["nll"]:
+            head.load_state_dict(load_file(self.directory / NOISE_FREE))
+            head.covariance.silence()
+            self.noise_kept, self.validated = False, None
 
     def _seed(self, step: int, part: int) -> torch.Generator:
         """Bring all draws to where those of a part begin; return the generator of the noise."""
@@ -176,6 +244,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             "input": dataclasses.asdict(self.dataset.input),
             "link": self.link,
             "temperature": self.config.temperature,
+            "prior": self.prior,
             "dataset": self.dataset.name,
             "class_names": list(self.dataset.class_names),
             "class_counts": self.counts.tolist(),
@@ -204,6 +273,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             **result_of(self.whole, self.dataset, metrics, evaluation),
             "data": {} if self.description is None else self.description.as_dict(),
             "stopped_early": stopped,
+            "noise_kept": self.noise_kept,
             "derived_from": None,
         }
 

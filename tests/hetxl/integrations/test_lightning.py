@@ -50,6 +50,36 @@ def test_training_lowers_the_validation_nll(tmp_path):
     assert actual["train_loss"] < 1
 
 
+def test_a_head_alone_has_its_own_defaults(tmp_path):
+    torch.manual_seed(0)
+    alone = HetXLModule(nn.Identity(), HetXLHead(D, K, rank=2, train_samples=4, standardize=True))
+    assert (alone.recipe.learning_rate, alone.recipe.noise_start, alone.recipe.noise_learning_rate) == (0.02, 0.3, 0.3)
+    network = HetXLModule(backbone(), HetXLHead(D, K, rank=2))
+    assert (network.recipe.learning_rate, network.recipe.noise_start) == (0.002, 0)
+    assert HetXLModule(nn.Identity(), DetHead(D, K)).recipe.noise_start == 0
+    rows, labels = examples()
+    run = trainer(tmp_path, max_epochs=4)
+    run.fit(alone, loader(1000 * rows + 50, labels), loader(1000 * rows + 50, labels))
+    torch.testing.assert_close(alone.head.standardize.mean, (1000 * rows + 50).mean(0), rtol=1e-4, atol=1e-2)
+    assert logged(run)["train_loss"] < 1.2
+
+
+def test_the_first_steps_of_a_head_alone_have_no_noise(tmp_path):
+    torch.manual_seed(0)
+    alone = HetXLModule(nn.Identity(), HetXLHead(D, K, rank=2, train_samples=4), weight_decay=0.0, noise_start=0.5)
+    before = [parameter.clone() for parameter in alone.head.covariance.parameters()]
+    seen = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            now = list(module.head.covariance.parameters())
+            seen.append(all(torch.equal(old, new) for old, new in zip(before, now, strict=True)))
+
+    run = trainer(tmp_path, max_epochs=-1, max_steps=8, callbacks=[Watch()])
+    run.fit(alone, loader(*examples()), loader(*examples(seed=1)))
+    assert seen == [True] * 4 + [False] * 4
+
+
 def test_the_same_seed_gives_the_same_weights(tmp_path):
     states = []
     for _ in range(2):

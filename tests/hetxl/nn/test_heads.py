@@ -263,3 +263,17 @@ def test_custom_sampler_is_used():
     features = torch.randn(2, 5)
     torch.testing.assert_close(head.predict(features).probs, head.predict(features, method="deterministic").probs)
     assert "sampler='zeros'" in repr(head)
+
+
+def test_clean_labels_are_predicted_with_a_quarter_of_the_noise():
+    head = HetXLHead(4, 3, rank=2, noise_init=3.0).eval()
+    features, noise = torch.randn(5, 4), torch.randn(64, 3)
+    clean = head.predict(features, noise=noise, target="clean")
+    observed = head.predict(features, noise=noise)
+    head.noise_scale = 0.25
+    torch.testing.assert_close(clean.probs, head.predict(features, noise=noise).probs)
+    assert (clean.probs - observed.probs).abs().max() > 1e-2
+    with pytest.raises(ValueError, match="target must be one of 'observed', 'clean'"):
+        head.predict(features, target="true")
+    det = DetHead(4, 3)
+    assert torch.equal(det.predict(features, target="clean").probs, det.predict(features).probs)

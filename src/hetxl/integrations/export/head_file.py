@@ -21,8 +21,8 @@ from hetxl.nn.classifier import is_plain_linear
 from hetxl.nn.covariance import DiagonalCovariance, EfficientCovariance, FullCovariance, LowRankCovariance
 from hetxl.registry import head_entry
 
-FORMAT = 2
-"""1 had no `noise_scale`."""
+FORMAT = 3
+"""1 had no `noise_scale`, 2 no `standardize`."""
 KEY = "hetxl_head"
 """The entry of the metadata that holds the configuration."""
 
@@ -32,7 +32,7 @@ _COVARIANCES: dict[type, str] = {
     DiagonalCovariance: "diagonal",
     FullCovariance: "full",
 }
-_SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init")
+_SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init", "standardize")
 _NOISE = ("covariance", "rank", "residual", "noise_init", "noise_scale")
 _TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTemperature, ("low", "high", "init"))}
 
@@ -112,8 +112,8 @@ def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, A
         )
     if any(value.is_meta for value in head.state_dict().values()):
         raise ValueError("head is on the meta device and has no weights; load or reset them before it is saved")
-    options = {name: getattr(head, name) for name in _SHARED if name != "bias"}
-    options["bias"] = head.classifier.bias is not None
+    options = {name: getattr(head, name) for name in _SHARED if name not in ("bias", "standardize")}
+    options |= {"bias": head.classifier.bias is not None, "standardize": head.standardize is not None}
     if head.covariance is not None:
         covariance = head.covariance
         if type(covariance) not in _COVARIANCES:
@@ -194,6 +194,8 @@ def _read_configuration(path: Path, metadata: dict[str, str] | None) -> dict[str
         one_of("head", configuration["head"], HEADS)
         if version == 1 and configuration["head"] != "det" and isinstance(configuration["options"], dict):
             configuration["options"].setdefault("noise_scale", 1.0)
+        if version <= 2 and isinstance(configuration["options"], dict):
+            configuration["options"].setdefault("standardize", False)
         entry = head_entry(configuration["head"])
         _exactly("options", configuration["options"], (*_SHARED, *(_NOISE if entry.noise else ()), *entry.options))
         temperature = configuration["temperature"]

@@ -1,0 +1,107 @@
+"""Options that depend on what is trained: one rule for the command, comparisons, searches and studies."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hetxl._seeds import derive_seed
+from hetxl.optim import DEFAULTS, PRIOR, choose_prior
+from hetxl.registry import head_entry
+from hetxl_train.backbones import trained_part
+from hetxl_train.config import TrainConfig
+from hetxl_train.data.dataset import InputSpec, Split
+from hetxl_train.data.labels import Labels
+from hetxl_train.model import Model
+
+MEASURED_ROWS = 100_000
+"""Training rows that mean and deviation of the features are measured on."""
+PRIOR_ROWS, PRIOR_HELD_OUT, PRIOR_ENTRIES = 20_000, 5_000, 2**26
+"""Rows that the prior is chosen on, rows that it is judged by, and entries of their rows of labels (sigmoid)."""
+PRIOR_STEPS = 200
+"""Steps for each prior; at most a tenth of the run, and none at all for runs of a few steps."""
+
+
+def with_defaults(config: TrainConfig, spec: InputSpec) -> TrainConfig:
+    """Return the configuration with the options filled in that depend on what is trained; the prior stays open."""
+    rule = DEFAULTS[part := trained_part(config, spec)]
+    linear = config.classifier == "linear"
+    noisy = head_entry(config.head).noise and linear and config.temperature_method == "train"
+    # Only a prior on a head alone replaces weight decay; classifiers that see few classes at a time have none.
+    decay = 0.01 if rule.weight_decay is None and not linear else rule.weight_decay
+    decay = 0.0 if decay is None or config.prior is not None else decay
+    vectors = (part == "head" or spec.kind == "features") and not config.normalize_features
+    values: dict[str, Any] = {
+        "learning_rate": rule.learning_rate,
+        "noise_learning_rate": rule.noise_learning_rate,
+        "noise_start": rule.noise_start if noisy else 0.0,
+        "weight_decay": decay,
+        "standardize": vectors,
+    }
+    return dataclasses.replace(
+        config, **{name: value for name, value in values.items() if getattr(config, name) is None}
+    )
+
+
+def has_prior(config: TrainConfig, spec: InputSpec) -> bool:
+    """Return whether a run has a prior on its head, by its configuration before `with_defaults`."""
+    if config.prior is not None:
+        return True
+    return trained_part(config, spec) == "head" and config.classifier == "linear" and config.weight_decay is None
+
+
+@torch.no_grad()
+def measure_features(model: Model, split: Split) -> None:
+    """Measure mean and deviation of the vectors that enter what is trained, on training rows."""
+    rows, device = _spread(len(split), MEASURED_ROWS), next(model.parameters()).device
+    batches = (split.fetch(block).inputs.to(device) for block in np.array_split(rows, max(1, len(rows) // 4096)))
+    if model.head.standardize is not None:
+        model.head.standardize.measure(map(model.backbone, batches))
+    elif model.backbone.standardize is not None:
+        model.backbone.standardize.measure(batches)
+
+
+@torch.no_grad()
+def prior_of(
+    config: TrainConfig, model: Model, splits: dict[str, Split], num_classes: int, link: str, steps: int
+) -> float:
+    """Return the prior variance of the logits that is best on held-out rows, for features as the head gets them."""
+    each = min(PRIOR_STEPS, steps // 10)
+    limit = PRIOR_ROWS if link == "softmax" else min(PRIOR_ROWS, max(1, PRIOR_ENTRIES // num_classes))
+    train, held_out = splits["train"], splits.get("validation", splits["train"])
+    rows, judges = _spread(len(train), limit), _spread(len(held_out), min(limit, PRIOR_HELD_OUT))
+    if held_out is train:
+        judges, rows = rows[::10], np.delete(rows, np.s_[::10])
+    if each < 10 or not len(rows) or not len(judges):
+        return PRIOR
+    device, standardize = next(model.parameters()).device, model.head.standardize or nn.Identity()
+    fetched = [(split, split.fetch(chosen)) for split, chosen in ((train, rows), (held_out, judges))]
+    pairs = [
+        (
+            standardize(model.backbone(batch.inputs.to(device))),
+            _dense(split.labels, batch.rows, num_classes, link).to(device),
+        )
+        for split, batch in fetched
+    ]
+    options = {"link": link, "steps": each, "batch_size": config.batch_size, "seed": derive_seed(config.seed, 17)}
+    with torch.enable_grad():
+        losses = choose_prior(*pairs[0], *pairs[1], num_classes, **options)
+    return min(losses, key=losses.__getitem__)
+
+
+def _spread(rows: int, limit: int) -> np.ndarray:
+    """Return at most `limit` of the rows, evenly spread."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(np.int64)) if rows else np.arange(0)
+
+
+def _dense(labels: Labels, rows: np.ndarray, num_classes: int, link: str) -> Tensor:
+    """Return labels as class ids [n], or for the sigmoid link as rows of zeros and ones [n, K]."""
+    targets = labels.take(rows)
+    if not isinstance(targets, Tensor):
+        return targets.dense(num_classes)
+    if link == "softmax":
+        return targets
+    # A row without a label, −100, has no class.
+    return (targets.unsqueeze(-1) == torch.arange(num_classes)).float()

@@ -1,0 +1,116 @@
+"""Defaults by what is trained: the scale of features, the prior, the start of the bias, noise that is taken back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hetxl.optim import DEFAULTS, start_bias
+from hetxl_train.data.dataset import InputSpec
+from hetxl_train.defaults import has_prior, with_defaults
+from hetxl_train.runs import load_run, read_log
+from hetxl_train.training import train
+from support.training import QUIET, small
+
+VECTORS, IMAGES = InputSpec("features", (4,)), InputSpec("image", (3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("options", "spec", "part", "standardize"),
+    [
+        ({}, VECTORS, "head", True),
+        ({"backbone": "mlp"}, VECTORS, "network", True),
+        ({"backbone": "cnn"}, IMAGES, "network", False),
+        ({"backbone": "timm:resnet18"}, IMAGES, "backbone", False),
+        ({"backbone": "timm:resnet18", "pretrained": False}, IMAGES, "network", False),
+        ({"backbone": "timm:resnet18", "frozen": True}, IMAGES, "head", True),
+        ({"normalize_features": True}, VECTORS, "head", False),
+    ],
+)
+def test_defaults_depend_on_what_is_trained(options, spec, part, standardize):
+    config = with_defaults(small(**options), spec)
+    rule = DEFAULTS[part]
+    assert (config.learning_rate, config.noise_start) == (rule.learning_rate, rule.noise_start)
+    assert config.noise_learning_rate == rule.noise_learning_rate
+    assert config.weight_decay == (rule.weight_decay or 0.0)
+    assert config.standardize == standardize
+    assert has_prior(small(**options), spec) == (part == "head")
+    assert with_defaults(config, spec) == config
+
+
+def test_options_that_are_set_are_not_changed():
+    options = {"learning_rate": 0.3, "noise_learning_rate": 2.0, "noise_start": 0.5, "weight_decay": 0.2}
+    config = small(**options, standardize=False)
+    assert with_defaults(config, VECTORS) == config
+    assert not has_prior(config, VECTORS)
+    with pytest.raises(ValueError, match=r"prior is 3 and weight_decay 0\.2; give one of them"):
+        small(prior=3.0, weight_decay=0.2)
+
+
+def test_a_head_without_noise_has_no_steps_before_it():
+    assert with_defaults(small(head="det"), VECTORS).noise_start == 0
+    assert with_defaults(small(temperature="learned", temperature_method="gradient"), VECTORS).noise_start == 0
+
+
+def write_rows(path, scale, offset):
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(600, 5))
+    labels = (features @ generator.normal(size=(5, 3))).argmax(1)
+    np.savez(path, features=(scale * features + offset).astype("float32"), labels=labels)
+    return str(path)
+
+
+@pytest.mark.parametrize("options", [{}, {"backbone": "mlp", "width": 16, "features": 8}])
+def test_a_run_does_not_depend_on_the_scale_of_features(tmp_path, options):
+    losses = []
+    for number, (scale, offset) in enumerate([(1, 0), (1000, 5e4), (1e-3, 0.1)]):
+        data = write_rows(tmp_path / f"{number}.npz", scale, offset)
+        run = train(small(tmp_path / str(number), data=data, steps=60, **options), console=QUIET)
+        losses.append(json.loads((run.path / "result.json").read_text())["metrics"]["test"]["nll"])
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=5e-3)
+
+
+def test_the_prior_is_chosen_once_and_stored(tmp_path):
+    run = train(small(tmp_path / "run", steps=150, learning_rate=0.05), console=QUIET)
+    prior = json.loads((run.path / "model.json").read_text())["prior"]
+    assert prior > 0
+    given_prior = train(small(tmp_path / "same", steps=150, learning_rate=0.05, prior=prior), console=QUIET)
+    for name, value in load_run(run.path).model.state_dict().items():
+        assert torch.equal(value, load_run(given_prior.path).model.state_dict()[name])
+
+
+def test_noise_that_makes_validation_worse_is_taken_back(tmp_path):
+    options = {"noise_init": 30.0, "noise_learning_rate": 0.0, "steps": 40, "noise_start": 0.5}
+    run = train(small(tmp_path / "run", **options), console=QUIET)
+    result = json.loads((run.path / "result.json").read_text())
+    before = json.loads((run.path / "noise_free.json").read_text())
+    with_noise = [line for line in read_log(run.path / "log.jsonl") if line["kind"] == "evaluation"][-1]
+    assert before["step"] == 20
+    assert before["nll"] < with_noise["nll"]
+    assert not result["noise_kept"]
+    assert result["metrics"]["validation"]["nll"] == pytest.approx(before["nll"], abs=1e-4)
+    model = load_run(run.path).model
+    features = torch.randn(5, 4)
+    noisy, plain = model.head.predict(features), model.head.predict(features, method="deterministic")
+    torch.testing.assert_close(noisy.probs, plain.probs, atol=1e-4, rtol=0)
+
+
+def test_noise_that_helps_is_kept(tmp_path):
+    data = "synthetic:rows=4000,classes=8,features=4,noise=3"
+    run = train(small(tmp_path / "run", data=data, steps=300), console=QUIET)
+    assert json.loads((run.path / "result.json").read_text())["noise_kept"]
+
+
+def test_a_network_that_goes_on_training_keeps_its_noise(tmp_path):
+    options = {"backbone": "mlp", "width": 8, "features": 5, "noise_init": 30.0, "noise_start": 0.5, "steps": 10}
+    run = train(small(tmp_path / "run", **options), console=QUIET)
+    assert json.loads((run.path / "result.json").read_text())["noise_kept"]
+    assert not (run.path / "noise_free.safetensors").exists()
+
+
+def test_the_bias_of_several_labels_starts_at_their_log_odds():
+    bias = torch.nn.Parameter(torch.zeros(3))
+    start_bias(bias, torch.tensor([0, 50, 99]), rows=99)
+    probabilities = torch.sigmoid(bias.detach())
+    torch.testing.assert_close(probabilities, torch.tensor([0.005, 0.505, 0.995]))
