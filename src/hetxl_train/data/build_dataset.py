@@ -100,6 +100,11 @@ def assemble(
             for split in ("train", *missing):
                 splits[split] = make(parts["train"][0], labels["train"].subset(rows[split]), rows[split])
             notes = (*notes, f"{' and '.join(missing)}: a tenth of the training rows each, drawn with seed {plan.seed}")
+        if missing == ["test"] and parts["validation"][1].source != source:
+            note = (
+                f"validation rows are from {parts['validation'][1].source}, but test rows from {source}: if its labels "
+            )
+            notes = (*notes, f"{note}are noisier, so are those that the results are measured on; give --test as well")
     ordered = {split: splits[split] for split in SPLITS if split in splits}
     return Dataset(name, input, names, ordered, notes=tuple(notes))
 

@@ -1,9 +1,10 @@
 """Describe a dataset in numbers: class frequencies, duplicates, and a fingerprint that tells whether it changed."""
 
+import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import combinations
@@ -24,6 +25,9 @@ from hetxl_train.data.labels import Labels, printable
 MAX_ROWS, MAX_FILES = 200_000, 2_000  # rows of numbers, or image files, that are searched for duplicates
 BLOCK = 4096  # rows that are read at a time
 FINGERPRINT_ROWS = 4096  # rows of a split whose labels enter its fingerprint, evenly spread
+RARE = 10  # labels of both splits together, below which classes are pooled
+UNLIKELY, DIFFERENT = 6.0, 0.05
+"""Standard deviations, and share of the labels, by which two splits must differ for a note."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,31 @@ def describe(dataset: Dataset) -> Description:
         labels_per_row=_labels_per_row([split.labels for split in dataset.splits.values()]),
         duplicates=find_duplicates(dataset.splits, images=dataset.input.kind == "image"),
         best_nll=dataset.best_nll,
-        notes=tuple(dataset.notes),
+        notes=(*dataset.notes, *_label_differences(counts)),
     )
+
+
+def _label_differences(counts: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield a note for each pair of splits with different labels: by more than `UNLIKELY`, and by `DIFFERENT`.
+
+    The test is Pearson's χ², which has mean and variance f and 2 f for f degrees of freedom; rare classes count as one.
+    """
+    for first, second in combinations(counts, 2):
+        pair = np.stack([counts[first], counts[second]]).astype(float)  # [2, K]
+        if not pair.sum(1).all():
+            continue
+        rare = pair.sum(0) < RARE
+        pair = np.concatenate([pair[:, ~rare], pair[:, rare].sum(1, keepdims=True)], 1)
+        pair = pair[:, pair.sum(0) > 0]
+        expected = pair.sum(1, keepdims=True) * pair.sum(0) / pair.sum()
+        freedom = max(1, pair.shape[1] - 1)
+        excess = (((pair - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
+        share = np.abs(np.subtract(*(pair / pair.sum(1, keepdims=True)))).sum() / 2
+        if excess > UNLIKELY and share > DIFFERENT:
+            yield (
+                f"labels of {second} are distributed unlike those of {first}: {share:.0%} of them would have to be "
+                "others; metrics on the two splits are not comparable"
+            )
 
 
 def _frequencies(by_class: np.ndarray) -> list[list[int]]:

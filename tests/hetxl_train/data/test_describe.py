@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -229,3 +230,38 @@ def test_fingerprint_of_multi_label_data(other):
 
     first = [[0], [1, 2], []]
     assert (of(first) == of(other)) == (first == other)
+
+
+def rows_of_labels(*labels):
+    ids = np.concatenate([np.full(count, label) for label, count in enumerate(labels)])
+    return FeatureSplit(torch.zeros(len(ids), 1), Labels(ids.astype(np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "different"),
+    [
+        ((500, 500), (50, 50), False),
+        ((500, 500), (60, 40), False),  # by chance
+        ((500, 500), (95, 5), True),
+        ((5000, 5000), (520, 480), False),  # beyond chance or not, two percent are nothing
+        ((500, 500, *[1] * 50), (50, 50, *[0] * 50), False),  # rare classes
+    ],
+)
+def test_splits_of_different_labels_get_a_note(train, validation, different):
+    splits = {"train": rows_of_labels(*train), "validation": rows_of_labels(*validation)}
+    names = [str(number) for number in range(len(train))]
+    notes = describe(Dataset("rows", InputSpec("features", (1,)), names, splits)).notes
+    assert [note.split(":")[0] for note in notes] == (
+        ["labels of validation are distributed unlike those of train"] if different else []
+    )
+
+
+def test_a_test_split_drawn_beside_other_validation_rows_gets_a_note(tmp_path):
+    for name in ("noisy", "clean"):
+        np.savez(tmp_path / f"{name}.npz", features=np.ones((60, 2), "float32"), labels=np.arange(60) % 2)
+    both = {"validation": tmp_path / "clean.npz"}
+    notes = open_dataset(tmp_path / "noisy.npz", **both).notes
+    assert any("clean.npz, but test rows from" in note and "give --test as well" in note for note in notes)
+    notes = open_dataset(tmp_path / "noisy.npz", **both, test=tmp_path / "clean.npz").notes
+    assert not any("give --test" in note for note in notes)
+    assert not any("give --test" in note for note in open_dataset(tmp_path / "noisy.npz").notes)
