@@ -30,6 +30,8 @@ class Progress:
 
     step: int = 0  # steps done
     seconds: float = 0.0  # spent in them
+    validation_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
     loss_sum: float = 0.0  # of the steps since the last line of the log
     loss_count: int = 0  # number of these steps
     best_nll: float | None = None  # lowest validation loss; None before the first evaluation
@@ -92,10 +94,14 @@ class Trainer:
                     bar.to(progress.step, self._log(log, loss))
                     loss_sum.zero_()
                     progress.loss_count = 0
+                begin = time.perf_counter()
                 improved = self._evaluate(log, validate) if evaluated else False
+                validated = time.perf_counter()
+                progress.validation_seconds += validated - begin
                 if evaluated or progress.step % checkpoint_every == 0:
                     progress.loss_sum = loss_sum.item()
                     self._save(best=improved)
+                    progress.checkpoint_seconds += time.perf_counter() - validated
         return progress
 
     def feed(self) -> Feed:

@@ -16,6 +16,7 @@ from hetxl_train.data import Dataset, Description
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.data.pairs import Pairs
 from hetxl_train.distributed import world
+from hetxl_train.formatting import duration
 from hetxl_train.loop import Progress, Trainer
 from hetxl_train.runs import Log, Run, check_data, default_directory, save_model, start_run
 from hetxl_train.tasks import Task
@@ -34,7 +35,7 @@ def train(
         label: name of the run in reports; that of the head by default.
         description: of the data, printed already; None to describe the data and print that.
     """
-    task_class, console = _task_class(config), console or Console()
+    task_class, console, began = _task_class(config), console or Console(), time.perf_counter()
     with world(config.device) as processes:
         if not processes.is_main:
             console = Console(quiet=True)
@@ -51,7 +52,7 @@ def train(
         if description is None and processes.is_main:
             description = task_class.announce(config, dataset, console)
         task = task_class(config, dataset, processes, console, run.path, description)
-        _train(task, run, console, label or HEAD_LABELS[config.head])
+        _train(task, run, console, label or HEAD_LABELS[config.head], began)
     return run
 
 
@@ -66,8 +67,8 @@ def _task_class(config: RunConfig) -> Any:
     return ContrastiveTask
 
 
-def _train(task: Task, run: Run, console: Console, label: str) -> None:
-    """Train from the last checkpoint to the result."""
+def _train(task: Task, run: Run, console: Console, label: str, began: float) -> None:
+    """Train from the last checkpoint to the result; `began` is when the process did, by `time.perf_counter`."""
     processes, is_main = task.world, task.world.is_main
     unreadable = UnreadableExamples(path=run.path / "broken.txt" if is_main else None)
     trainer = Trainer(task, run.checkpoints, console, unreadable)
@@ -79,6 +80,7 @@ def _train(task: Task, run: Run, console: Console, label: str) -> None:
         trainer.restore(checkpoint)
         console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}")
     processes.wait()
+    before = sum(_phases(trainer.progress).values())  # in the processes that were stopped
     log = None
     if is_main:
         run.checkpoints.discard_after(trainer.progress.step)
@@ -94,13 +96,28 @@ def _train(task: Task, run: Run, console: Console, label: str) -> None:
         unreadable.finish()
     processes.wait()
     if is_main:
-        result = _finish(task, run, trainer, progress, label)
+        result = _finish(task, run, trainer, progress, label, began - before)
         console.say(f"{label}: {task.summary(result)}; {run.path}")
+        phases = {name.removesuffix("_seconds"): value for name, value in result.items() if name.endswith("_seconds")}
+        order = ("train", "validation", "checkpoint", "evaluate", "other")
+        console.say(f"Time: {', '.join(f'{name} {duration(phases[name])}' for name in order)}")
     processes.wait()
 
 
-def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: str) -> dict[str, Any]:
-    """Save and evaluate the weights that are kept: the last, or with early stopping the best."""
+def _phases(progress: Progress) -> dict[str, float]:
+    """Return the seconds that a run has spent, by phase."""
+    return {
+        "train_seconds": progress.seconds,
+        "validation_seconds": progress.validation_seconds,
+        "checkpoint_seconds": progress.checkpoint_seconds,
+    }
+
+
+def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: str, began: float) -> dict[str, Any]:
+    """Save and evaluate the weights that are kept: the last, or with early stopping the best.
+
+    The phases of the result add up to the time since `began`.
+    """
     config, step = task.config, progress.step
     weights = trainer.averaged()
     if config.patience:
@@ -118,8 +135,10 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
     result |= {
         "steps": step,
         "examples": step * config.batch_size,
-        "train_seconds": progress.seconds,
+        **_phases(progress),
         "evaluate_seconds": time.perf_counter() - begin,
     }
+    spent = sum(value for name, value in result.items() if name.endswith("_seconds"))
+    result["other_seconds"] = max(0.0, time.perf_counter() - began - spent)  # data, model, estimate, saved weights
     write_json(run.path / "result.json", result)
     return result

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
-from hetxl_train.distributed import World, find_device, world
+from hetxl_train.distributed import World, destroy_process_group, find_device, world
 from hetxl_train.runs import read_log
 from hetxl_train.training import train
 
@@ -91,3 +92,16 @@ def test_find_device_accepts_available_devices_only():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"device 'cuda' is not available \(.*\); use cpu or auto"):
             find_device("cuda")
+
+
+def test_collectives_go_through_the_process_group(tmp_path):
+    # Two processes by name, one in the group: what is left of the sum and the flag is this process's.
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        processes = World(torch.device("cpu"), rank=0, processes=2)
+        assert processes.sum(torch.tensor([3.0])).item() == 3
+        processes.wait()
+        assert processes.broadcast_flag(True) is True
+        assert processes.broadcast_flag(False) is False
+    finally:
+        destroy_process_group()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetxl_train.process_pool import Pool, Worker, check_jobs, default_jobs, one_thread, parallel_map
+from hetxl_train.process_pool import Pool, Worker, _picklable, check_jobs, default_jobs, one_thread, parallel_map
 
 
 def square(number):
@@ -188,3 +188,10 @@ def test_a_script_without_a_guard_can_start_processes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[1.0, 2.0]"
+
+
+def test_errors_that_cannot_be_sent_keep_their_message():
+    sent = _picklable(ValueError("wrong"))
+    assert isinstance(sent, ValueError)
+    assert str(sent) == "wrong"
+    assert str(_picklable(UnsendableError("a", "b"))) == "UnsendableError: a and b"

@@ -52,13 +52,15 @@ def compare(
     from rich.console import Console
 
     from hetxl_train.comparison import compare as run_comparison
-    from hetxl_train.report import as_rich, compare_table, find_runs, write_report
+    from hetxl_train.report import advice, as_rich, compare_table, find_runs, write_report
 
     config = resolve_preset(settings, data, instead=CHOSEN)
     names = tuple(name.strip() for name in heads.split(",") if name.strip())
     directory = run_comparison(config, heads=names, seeds=seeds_from(seeds), jobs=jobs)
     runs = find_runs([directory])
-    Console().print(as_rich(compare_table(runs)))
+    table = compare_table(runs)
+    Console().print(as_rich(table))
+    typer.echo(advice(table))
     typer.echo(f"Report: {write_report(runs, directory / 'report.html')}")
 
 

@@ -17,6 +17,7 @@ from hetxl_train.report.tables import Cell, Column, Row, Table
 
 TRUE_MODEL = "true model"
 CHANCE = 0.05  # a p-value above this could well be chance
+MISCALIBRATED = 0.05  # a calibration error above this is worth mending
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,52 @@ def verdict(table: HeadTable) -> str:
         return f"{sentence} There is no other head to compare it with."
     sentence = f"{_nll_sentence(table, known, best, base, rival)}{bound}."
     return f"{sentence} {_rest_sentence(table, known, best, base, rival)}".strip()
+
+
+def advice(table: HeadTable) -> str:
+    """Return what to do in two sentences: which head to take and what it costs, and what to try next."""
+    known = [row for row in table.heads if table.cell(row, "nll").value is not None]
+    base = next((row for row in known if row.label == table.baseline), None)
+    if base is None or len(known) < 2:
+        return ""
+    better = sorted((row for row in known if row is not base and _gains(table, row)), key=table.nll)
+    # Of heads that are as good as the best, the one that predicts fastest.
+    near = [row for row in better if table.nll(row) - table.nll(better[0]) <= 2 * _error(table, row, better[0])]
+    chosen = min(near, key=lambda row: table.cell(row, "predict_seconds_per_1000").value or math.inf, default=base)
+    once = all(row.tested != "seeds" for row in known)
+    if chosen is base:
+        sentence = f"Take {base.label}: no other head has a lower NLL by more than chance."
+    else:
+        costs = [
+            f"{ours / theirs:.2g} times the time to {verb}"
+            for key, verb in (("train_seconds", "train"), ("predict_seconds_per_1000", "predict"))
+            if (ours := table.cell(chosen, key).value) is not None and (theirs := table.cell(base, key).value)
+        ]
+        gain = form.decimal(-(table.cell(chosen, "difference").value or 0.0), 3)
+        cost = f", for {form.listed(costs)}" if costs else ""
+        sentence = f"Take {chosen.label}: its NLL is lower than {base.label}'s by {gain}{cost}."
+    error = table.cell(chosen, "calibration_error").value or 0.0
+    if once:
+        follow = "Next, repeat it with --seeds 3: another seed may differ."
+    elif error > MISCALIBRATED:
+        follow = (
+            f"Its probabilities are off by {form.percent(error)}: fit them to labels that you trust, "
+            "hetxl rescale RUN --validation FILE."
+        )
+    else:
+        follow = "Next, train longer (--epochs): that helps more than another head in most cases."
+    return f"{sentence} {follow}"
+
+
+def _error(table: HeadTable, *rows: HeadRow) -> float:
+    """Return the largest standard error of the differences of some heads to the baseline."""
+    return max(table.cell(row, "difference").error or 0.0 for row in rows)
+
+
+def _gains(table: HeadTable, row: HeadRow) -> bool:
+    """Whether a head has a lower NLL than the baseline by more than chance."""
+    difference, p = table.cell(row, "difference").value, table.cell(row, "p").value
+    return difference is not None and difference < 0 and p is not None and p <= CHANCE
 
 
 def _nll_sentence(table: HeadTable, known: list[HeadRow], best: HeadRow, base: HeadRow | None, rival: HeadRow) -> str:

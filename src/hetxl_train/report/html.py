@@ -11,7 +11,7 @@ from typing import Any
 from hetxl._files import write_bytes
 from hetxl_train import formatting as form
 from hetxl_train.report import charts as draw
-from hetxl_train.report.compare import Group, compare_table, group_runs, verdict
+from hetxl_train.report.compare import Group, advice, compare_table, group_runs, verdict
 from hetxl_train.report.read import PathLike, Run
 from hetxl_train.report.render import render
 from hetxl_train.report.statistics import mean
@@ -75,6 +75,7 @@ def report_html(runs: Sequence[Run], *, created: datetime | None = None) -> str:
         facts=[*_data_facts(runs), _origin(runs, created)],
         names=form.listed(named),
         # Numbers stay together where lines break.
+        advice=advice(table),
         verdict=re.sub(" ([±<=]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", verdict(table)),
         table=as_html(table, style="comparison"),
         several_seeds=any(len(group.runs) > 1 for group in groups),

@@ -1,5 +1,6 @@
 """The `hetxl` command as a whole: what it loads, its help, plug-ins, and how errors end it."""
 
+import builtins
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import hetxl
 from hetxl_train import plugins
+from hetxl_train.cli import main
 from hetxl_train.cli.commands import LazyCommand, app, one_line_errors
 from hetxl_train.config import TrainConfig
 
@@ -161,3 +163,30 @@ def test_bad_input_ends_with_a_message(error, code, capsys):
 def test_bugs_are_not_hidden():
     with pytest.raises(KeyError), one_line_errors():
         raise KeyError("a bug")
+
+
+def test_main_runs_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hetxl", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.strip() == f"hetxl {hetxl.__version__}"
+
+
+@pytest.mark.parametrize(("missing", "message"), [("typer", "pip install 'hetxl[train]'"), ("hetxl_train.x", None)])
+def test_main_names_the_extra_that_is_missing(monkeypatch, capsys, missing, message):
+    def fail(name, *rest):
+        if name == "hetxl_train.cli.commands":
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return imported(name, *rest)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", fail)
+    if message is None:  # of the app itself: not what an extra would mend
+        with pytest.raises(ModuleNotFoundError):
+            main()
+        return
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

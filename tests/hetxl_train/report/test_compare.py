@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hetxl_train.report import as_dict, compare_table, find_runs, verdict
+from hetxl_train.report import advice, as_dict, compare_table, find_runs, verdict
 from hetxl_train.report.compare import baseline_label, example_test, group_runs, read_losses
 from hetxl_train.report.read import Comparison, Run
 from hetxl_train.report.statistics import paired_test
@@ -344,3 +344,47 @@ def test_a_file_without_losses_gives_none(tmp_path):
     (tmp_path / "records").mkdir()
     save_file({"rows": np.arange(3)}, tmp_path / "records" / "test.safetensors")
     assert read_losses(Run(tmp_path), "test") is None
+
+
+def advice_on(det, *, cost=1.0, calibration_error=0.01, **others):
+    """What to do with NLLs by label, one for each seed; others take `cost` times as long as DET."""
+    runs = []
+    for label, values in {"DET": det, **others}.items():
+        factor = 1.0 if label.startswith("DET") else cost
+        times = {"train_seconds": 10 * factor, "predict_seconds_per_1000": factor}
+        metrics = {"calibration_error": calibration_error}
+        runs += [run(label, seed, nll, metrics=metrics, **times) for seed, nll in enumerate(values)]
+    return advice(compare_table(runs))
+
+
+def test_advice_names_the_head_its_gain_and_its_cost():
+    text = advice_on([2.0, 2.1, 2.2], cost=3.0, **{"HET-XL": [1.9, 2.0, 2.1001]})
+    assert text.startswith(
+        "Take HET-XL: its NLL is lower than DET's by 0.100, for 3 times the time to train and 3 times"
+    )
+    assert text.endswith("Next, train longer (--epochs): that helps more than another head in most cases.")
+
+
+@pytest.mark.parametrize("het", [[2.1, 2.2, 2.3], [1.8, 2.3, 2.15]])
+def test_advice_is_det_where_nothing_is_gained(het):
+    text = advice_on([2.0, 2.1, 2.2], **{"HET-XL": het})
+    assert text.startswith("Take DET: no other head has a lower NLL by more than chance.")
+
+
+def test_advice_prefers_the_faster_of_equal_heads():
+    near = {"HET-XL": [1.9, 2.0, 2.11], "DET + scaling": [1.9, 2.005, 2.11]}
+    assert advice_on([2.0, 2.1, 2.2], cost=3.0, **near).startswith("Take DET + scaling: its NLL")
+
+
+def test_advice_on_one_seed_asks_for_more():
+    assert advice_on([2.0], **{"HET-XL": [1.9]}).endswith("Next, repeat it with --seeds 3: another seed may differ.")
+
+
+def test_advice_on_probabilities_that_are_off():
+    text = advice_on([2.0, 2.1, 2.2], calibration_error=0.2, **{"HET-XL": [1.9, 2.0, 2.1001]})
+    assert "off by 20.0%: fit them to labels that you trust, hetxl rescale" in text
+
+
+def test_there_is_no_advice_without_a_baseline():
+    assert advice(compare_table([run("HET", 0, 1.0), run("HET-XL", 0, 2.0)])) == ""
+    assert advice(compare_table([run("DET", 0, 1.0)])) == ""
