@@ -29,7 +29,7 @@ def main() -> None:
     images, digits = load_digits(return_X_y=True)
     X, X_test, digits, digits_test = train_test_split(images.astype("float32"), digits, random_state=0)
     wrong = generator.random(len(X)) < FLIPPED
-    labels = NAMES[np.where(wrong, (digits + 1) % 10, digits)]
+    labels = np.where(wrong, np.roll(NAMES, -1)[digits], NAMES[digits])  # the name of the next digit
 
     model = HetXLClassifier(random_state=0)
     classifiers = {
