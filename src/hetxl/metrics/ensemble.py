@@ -1,6 +1,7 @@
 """An ensemble of trained models: the strongest baseline of a head, at several times its cost."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,26 +45,15 @@ class Ensemble(nn.Module):
         return head.logit_distribution(backbone(inputs))
 
     @torch.no_grad()
-    def predict(
-        self,
-        inputs: Tensor,
-        top_k: int | None = None,
-        method: str = "mc",
-        *,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Prediction:
+    def predict(self, inputs: Tensor, top_k: int | None = None, method: str = "mc", **options: Any) -> Prediction:
         """Return averaged probabilities of all classes.
 
             probs = torch.stack([head.predict(backbone(inputs)).probs for backbone, head in members]).mean(0)
 
-        Arguments are those of `Head.predict`, for each member; inputs are [b, ...]. The `expected_entropy` is the mean
+        Options are those of `Head.predict`, for each member; inputs are [b, ...]. The `expected_entropy` is the mean
         of the members' own, so that `mutual_information` holds what they disagree on; `logits` are the first member's.
         """
-        predictions = [
-            head.predict(backbone(inputs), method=method, num_samples=num_samples, generator=generator)
-            for backbone, head in self.members
-        ]
+        predictions = [head.predict(backbone(inputs), method=method, **options) for backbone, head in self.members]
         log_probs = log_mean_exp(torch.stack([each.log_probs for each in predictions]), 0)
         if self.link == "softmax":
             entropy = softmax_entropy(log_probs)
