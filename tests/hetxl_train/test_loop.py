@@ -28,7 +28,8 @@ from hetxl_train.training import train
 from support.pairs import image_folder, small_pairs, vectors_file
 from support.training import QUIET, small
 
-TIMES = ("seconds", "examples_per_second", "train_seconds", "evaluate_seconds", "predict_seconds_per_1000")
+TIMES = ("seconds", "examples_per_second", "predict_seconds_per_1000")
+TIMES += tuple(f"{phase}_seconds" for phase in ("train", "validation", "checkpoint", "evaluate", "other"))
 DATA = load_synthetic(rows=600, classes=6, features=4)
 
 
@@ -47,11 +48,12 @@ def same_tensors(first: Path, second: Path) -> None:
 
 
 @pytest.mark.slow
-def test_repeatedly_killed_run_equals_an_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("backbone", ["mlp", "none"])
+def test_repeatedly_killed_run_equals_an_uninterrupted_one(tmp_path, backbone):
     straight, broken = tmp_path / "straight", tmp_path / "killed"
     script = [sys.executable, killed.__file__]
-    subprocess.run([*script, str(straight), "0", "0"], check=True, capture_output=True, timeout=300)
-    process = subprocess.run([*script, str(broken), "20", "1"], capture_output=True, text=True, timeout=500)
+    subprocess.run([*script, str(straight), "0", "0", backbone], check=True, capture_output=True, timeout=300)
+    process = subprocess.run([*script, str(broken), "20", "1", backbone], capture_output=True, text=True, timeout=500)
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout)["killed"] == 20
     same_tensors(straight / "model.safetensors", broken / "model.safetensors")

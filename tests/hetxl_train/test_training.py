@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from functools import partial
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_the_last_validation_is_not_made_twice(tmp_path, monkeypatch, ema):
     evaluations = [line for line in read_log(run.path / "log.jsonl") if line["kind"] == "evaluation"]
     assert len(sizes) == len(evaluations) + 2  # one before the noise is switched on, and the test split
     assert result_of(run)["metrics"]["validation"]["nll"] == evaluations[-1]["nll"]
+
+
+def test_times_of_the_phases_add_up_to_the_wall_clock(tmp_path):
+    begin = time.perf_counter()
+    run = run_of(tmp_path / "run", steps=20, evaluate_every=5)
+    wall = time.perf_counter() - begin
+    phases = ("train", "validation", "checkpoint", "evaluate", "other")
+    seconds = [result_of(run)[f"{phase}_seconds"] for phase in phases]
+    assert min(seconds) > 0
+    assert 0 <= wall - sum(seconds) < 0.5
 
 
 def test_steps_follow_from_epochs(tmp_path):

@@ -4,7 +4,7 @@ The process imports everything, computes nothing, and forks: each child trains a
 next takes up what it left. Forking is safe because the parent has started no thread, and fast because nothing is
 imported twice.
 
-    python killed.py DIRECTORY KILLS SEED
+    python killed.py DIRECTORY KILLS SEED BACKBONE
 """
 
 import json
@@ -43,12 +43,18 @@ OPTIONS = {
 }
 
 
-def run(directory: Path) -> None:
-    """Train to the end."""
-    train(TrainConfig(**OPTIONS, out=str(directory)), console=Console(quiet=True))
+SIZES = ("width", "features", "dropout")
 
 
-def main(directory: Path, kills: int, seed: int) -> None:
+def run(directory: Path, backbone: str) -> None:
+    """Train to the end; without a backbone, the head alone, first without its noise."""
+    options = OPTIONS | {"backbone": backbone}
+    if backbone == "none":
+        options = {name: value for name, value in options.items() if name not in SIZES}
+    train(TrainConfig(**options, out=str(directory)), console=Console(quiet=True))
+
+
+def main(directory: Path, kills: int, seed: int, backbone: str) -> None:
     """Kill the run this often, then let it end."""
     draw = random.Random(seed)
     killed, where = 0, []
@@ -56,7 +62,7 @@ def main(directory: Path, kills: int, seed: int) -> None:
         child = os.fork()
         if not child:
             try:
-                run(directory)
+                run(directory, backbone)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -82,4 +88,4 @@ def main(directory: Path, kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
