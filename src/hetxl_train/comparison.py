@@ -17,7 +17,7 @@ from hetxl_train.formatting import rough_duration
 from hetxl_train.model import link_of
 from hetxl_train.num_steps import describe_length
 from hetxl_train.process_pool import check_jobs
-from hetxl_train.rescale import SCALABLE
+from hetxl_train.rescale import CLEAN_XL, SCALABLE
 from hetxl_train.runner import PlannedRun, run_planned
 from hetxl_train.runs import start_run
 
@@ -80,7 +80,8 @@ def compare(
     run_planned(runs, dataset, description, jobs=jobs, console=console)
     labels = []
     for variant in variants:
-        labels += [variant.label, *([SCALABLE[variant.name]] if variant.name in SCALABLE else [])]
+        labels += [variant.label, *([CLEAN_XL] if _has_clean(config, variant) else [])]
+        labels += [SCALABLE[variant.name]] if variant.name in SCALABLE else []
     write_json(directory / "compare.json", {"baseline": "DET", "heads": labels, "seeds": list(seeds)})
     results = (read_json(path / "result.json") for run in runs for path in run.directories if _finished(path))
     console.say(f"Trained for {rough_duration(sum(result.get('train_seconds') or 0 for result in results))} in all")
@@ -104,9 +105,15 @@ def _runs(config: TrainConfig, variants: list[Variant], seeds: tuple[int, ...], 
         for variant in variants:
             out = directory / "runs" / f"{variant.name}-seed{seed}"
             scaled = out.with_name(f"{variant.name}-scaled-seed{seed}") if variant.name in SCALABLE else None
+            clean = out.with_name(f"{variant.name}-clean-seed{seed}") if _has_clean(config, variant) else None
             own: dict[str, Any] = {"seed": seed, "out": str(out), **variant.options}
-            runs.append(PlannedRun(variant.label, dataclasses.replace(config, **own), scaled=scaled))
+            runs.append(PlannedRun(variant.label, dataclasses.replace(config, **own), scaled=scaled, clean=clean))
     return runs
+
+
+def _has_clean(config: TrainConfig, variant: Variant) -> bool:
+    """Whether a head is also shown as it predicts clean labels: validation and test are clean, training labels not."""
+    return variant.name == "het-xl" and config.label_noise != "none"
 
 
 def _finished(directory: Path) -> bool:

@@ -11,6 +11,7 @@ from hetxl._seeds import derive_seed
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
 from hetxl.metrics.summary import summarise
 from hetxl.nn import FixedTemperature
+from hetxl.nn.heads import CLEAN_NOISE
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
@@ -23,13 +24,16 @@ from hetxl_train.runs import Run, Trained, load_run, open_run, save_model, start
 from hetxl_train.tasks.classification import result_of, write_evaluation
 
 SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
+CLEAN_XL = "HET-XL, clean labels"
+"""HET-XL as it predicts the class and not the label that would be given, in comparisons with known label noise."""
 SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
 """Heads that comparisons also show rescaled, and their names in tables."""
 
 
 def rescale(
     run: Run[TrainConfig], directory: Path, dataset: Dataset, console: Console, label: str | None = None, *,
-    noise: bool = True, fitted_to: Split | None = None, source: str | None = None, device: str = "cpu",
+    noise: bool = True, clean: bool = False, fitted_to: Split | None = None, source: str | None = None,
+    device: str = "cpu",
 ) -> None:  # fmt: skip
     """Rescale a head to labels that it was not trained on, as a run of its own: τ (Guo et al.) and the noise scale.
 
@@ -38,6 +42,7 @@ def rescale(
         directory: of the new run; one that is finished is left as it is.
         label: name in tables; that of the head by default.
         noise: whether the noise scale is fitted too, if there is noise; otherwise τ alone.
+        clean: fit nothing, but take the share of the noise that `head.predict(target="clean")` does.
         fitted_to: the examples to fit to; by default the validation split, or else that of training.
         source: of `fitted_to`, for result.json.
     """
@@ -46,7 +51,10 @@ def rescale(
     trained = load_run(run.path, find_device(device))
     model, own = trained.model, dataset.splits.get("validation", dataset.splits["train"])
     seed = derive_seed(run.config.seed, 15)
-    scales = _fit(trained, own if fitted_to is None else fitted_to, seed, noise)
+    if clean:
+        scales = Scales(float(model.head.temperature()), CLEAN_NOISE * model.head.noise_scale)
+    else:
+        scales = _fit(trained, own if fitted_to is None else fitted_to, seed, noise)
     model.head.temperature, model.head.noise_scale = FixedTemperature(scales.temperature), scales.noise
     config = dataclasses.replace(
         run.config, out=str(directory), temperature=str(scales.temperature), noise_scale=scales.noise,
@@ -69,7 +77,7 @@ def rescale(
         "label": label,
         **result_of(model, dataset, metrics, evaluation),
         "derived_from": run.path.name,
-        "fitted_to": source or "validation",
+        "fitted_to": None if clean else source or "validation",
         **carried,
     }
     write_json(directory / "result.json", result)

@@ -21,7 +21,7 @@ from hetxl_train.formatting import amount, rough_duration
 from hetxl_train.loaders import Parts
 from hetxl_train.model import build_model, link_of
 from hetxl_train.process_pool import check_jobs, default_jobs, parallel_map
-from hetxl_train.rescale import rescale
+from hetxl_train.rescale import CLEAN_XL, rescale
 from hetxl_train.runs import check_same
 from hetxl_train.tasks.classification import estimate_on
 from hetxl_train.training import train
@@ -41,6 +41,7 @@ class PlannedRun:
     config: TrainConfig  # with a directory that no other run has
     data: str = "whole"  # the rows that a trial sees: of `hetxl_train.search.trial.DATA`
     scaled: Path | None = None  # directory of the same head rescaled to the validation split afterwards
+    clean: Path | None = None  # directory of the same head as it predicts clean labels
 
     @property
     def title(self) -> str:
@@ -61,8 +62,8 @@ class PlannedRun:
 
     @property
     def directories(self) -> list[Path]:
-        """Its directory, and that of the rescaled head; the last is that of the run that counts."""
-        return [self.directory, *([] if self.scaled is None else [self.scaled])]
+        """Its directory, and those of the same head for clean labels and rescaled; the last is the one that counts."""
+        return [path for path in (self.directory, self.clean, self.scaled) if path is not None]
 
 
 def run_planned(
@@ -94,6 +95,8 @@ def run_each(work: Callable[[Any], str], runs: Sequence[Any], *, jobs: int | Non
 
 def _run(run: PlannedRun, dataset: Dataset, description: Description, console: Console) -> None:
     trained = train(run.config, dataset=dataset, console=console, label=run.name, description=description)
+    if run.clean is not None:
+        rescale(trained, run.clean, dataset, console, CLEAN_XL, clean=True)
     if run.scaled is not None:
         rescale(trained, run.scaled, dataset, console)
 

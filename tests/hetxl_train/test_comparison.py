@@ -1,5 +1,6 @@
 """Comparisons of heads, and the options of those on built-in data."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from hetxl_train.console import Console
 from hetxl_train.data.open import BUILT_IN
 from hetxl_train.presets import PRESETS, preset_for
 from hetxl_train.report import compare_table, find_runs
-from hetxl_train.rescale import SCALED, SCALED_XL
+from hetxl_train.rescale import CLEAN_XL, SCALED, SCALED_XL
 from hetxl_train.runs import load_run, read_log
 from support.training import DATA, small
 
@@ -71,6 +72,21 @@ def test_temperature_scaling_changes_the_temperature_alone(directory, head):
     slack = 1e-6 if head == "det" else 1e-3
     assert result["metrics"]["validation"]["nll"] <= plain["metrics"]["validation"]["nll"] + slack
     assert abs(result["metrics"]["test"]["precision@1"] - plain["metrics"]["test"]["precision@1"]) <= 100 * slack
+
+
+def test_with_label_noise_het_xl_is_also_shown_for_clean_labels(tmp_path):
+    options = {"label_noise": "confusable", "label_noise_rate": 0.3, "noise_init": 2.0, "out": str(tmp_path / "out")}
+    config = dataclasses.replace(SMALL, **options)
+    out = compare(config, heads=("det", "het-xl"), console=Console(quiet=True))
+    assert json.loads((out / "compare.json").read_text())["heads"] == ["DET", SCALED, "HET-XL", CLEAN_XL, SCALED_XL]
+    plain, clean = (load_run(out / "runs" / f"het-xl{kind}-seed0").model.head for kind in ("", "-clean"))
+    assert clean.noise_scale == 0.25
+    features, noise = torch.randn(4, 6), torch.randn(16, plain.covariance.size)
+    expected = plain.predict(features, noise=noise, target="clean")
+    torch.testing.assert_close(clean.predict(features, noise=noise).probs, expected.probs)
+    table = compare_table(find_runs([out]))
+    assert table.row(CLEAN_XL) is not None
+    assert f"{CLEAN_XL} is not trained by itself but derived from HET-XL." in table.notes
 
 
 def test_a_finished_comparison_is_not_run_again(directory, capsys):
