@@ -47,6 +47,8 @@ PRIORS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Prior variances of the logits that `choose_prior` tries, from the strongest prior to the weakest."""
 PRIOR = 30.0
 """Where there are no held-out rows to choose by."""
+LOGITS = 2**24
+"""Held-out logits that `choose_prior` has in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,7 @@ def choose_prior(
     generator = torch.Generator().manual_seed(seed)
     recipe = Recipe(DEFAULTS["head"].learning_rate, weight_decay=0.0)
     losses: dict[float, float] = {}
+    block = max(1, LOGITS // num_classes)  # held-out rows at a time
     for prior in PRIORS:
         optimizer = build_optimizer(classifier, recipe)
         penalties = prior_penalties(classifier, prior, float(weight.sum()))
@@ -256,8 +259,11 @@ def choose_prior(
             add_prior(penalties, noise=False)
             optimizer.step()
         with torch.no_grad():
-            logits = classifier(held_out_features)
-            losses[prior] = float(_linear_loss(logits, held_out_targets, held_out_weight, link))
+            parts = zip(
+                *(part.split(block) for part in (held_out_features, held_out_targets, held_out_weight)), strict=True
+            )
+            sums = [float(_linear_loss(classifier(x), y, w, link) * w.sum()) for x, y, w in parts]
+            losses[prior] = sum(sums) / float(held_out_weight.sum())
         if losses[prior] > 1.01 * min(losses.values()):
             break
     return losses

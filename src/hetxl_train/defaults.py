@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hetxl._seeds import derive_seed
-from hetxl.optim import DEFAULTS, PRIOR, choose_prior
+from hetxl.optim import DEFAULTS, PRIOR, PRIORS, choose_prior
 from hetxl.registry import head_entry
 from hetxl_train.backbones import trained_part
 from hetxl_train.config import TrainConfig
@@ -19,9 +19,11 @@ from hetxl_train.model import Model
 MEASURED_ROWS = 100_000
 """Training rows that mean and deviation of the features are measured on."""
 PRIOR_ROWS, PRIOR_HELD_OUT, PRIOR_ENTRIES = 20_000, 5_000, 2**26
-"""Rows that the prior is chosen on, rows that it is judged by, and entries of their rows of labels (sigmoid)."""
-PRIOR_STEPS = 200
-"""Steps for each prior; at most a tenth of the run, and none at all for runs of a few steps."""
+"""Rows that the prior is chosen on, rows that it is judged by, and entries of their rows of labels (sigmoid), or of the
+logits of a batch."""
+PRIOR_STEPS, SMALL_HEAD = 200, 2**20
+"""Steps for each of the priors, and the weights up to which they may take half as many as the run together, without
+noise; those of larger heads take a tenth. Runs of a few steps take `PRIOR`."""
 
 
 def with_defaults(config: TrainConfig, spec: InputSpec) -> TrainConfig:
@@ -68,13 +70,15 @@ def prior_of(
     config: TrainConfig, model: Model, splits: dict[str, Split], num_classes: int, link: str, steps: int
 ) -> float:
     """Return the prior variance of the logits that is best on held-out rows, for features as the head gets them."""
-    each = min(PRIOR_STEPS, steps // 10)
+    small = num_classes * model.head.in_features <= SMALL_HEAD
+    each = min(PRIOR_STEPS, steps // ((2 if small else 10) * len(PRIORS)))
     limit = PRIOR_ROWS if link == "softmax" else min(PRIOR_ROWS, max(1, PRIOR_ENTRIES // num_classes))
     train, held_out = splits["train"], splits.get("validation", splits["train"])
     rows, judges = _spread(len(train), limit), _spread(len(held_out), min(limit, PRIOR_HELD_OUT))
     if held_out is train:
         judges, rows = rows[::10], np.delete(rows, np.s_[::10])
-    if each < 10 or not len(rows) or not len(judges):
+    too_large = config.batch_size * num_classes > PRIOR_ENTRIES  # all logits of a batch would be in memory at once
+    if each < 10 or too_large or not len(rows) or not len(judges):
         return PRIOR
     device, standardize = next(model.parameters()).device, model.head.standardize or nn.Identity()
     fetched = [(split, split.fetch(chosen)) for split, chosen in ((train, rows), (held_out, judges))]

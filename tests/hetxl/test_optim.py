@@ -179,3 +179,13 @@ def test_the_prior_of_rows_of_labels():
     share = labels[:200].mean(0)
     constant = torch.nn.functional.binary_cross_entropy(share.expand(100, -1), labels[200:], reduction="sum") / 100
     assert min(losses.values()) < 0.6 * constant
+
+
+def test_held_out_rows_are_judged_in_blocks(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
+    weight = torch.rand(20, generator=generator)
+    rows = (features[:40], labels[:40], features[40:], labels[40:], 3)
+    whole = choose_prior(*rows, held_out_weight=weight, steps=20)
+    monkeypatch.setattr("hetxl.optim.LOGITS", 21)
+    assert choose_prior(*rows, held_out_weight=weight, steps=20) == pytest.approx(whole, rel=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetxl.optim import DEFAULTS, start_bias
+from hetxl.optim import DEFAULTS, PRIOR, start_bias
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.defaults import has_prior, with_defaults
 from hetxl_train.runs import load_run, read_log
@@ -114,3 +114,9 @@ def test_the_bias_of_several_labels_starts_at_their_log_odds():
     start_bias(bias, torch.tensor([0, 50, 99]), rows=99)
     probabilities = torch.sigmoid(bias.detach())
     torch.testing.assert_close(probabilities, torch.tensor([0.005, 0.505, 0.995]))
+
+
+def test_a_batch_of_too_many_logits_takes_the_usual_prior(tmp_path, monkeypatch):
+    monkeypatch.setattr("hetxl_train.defaults.PRIOR_ENTRIES", 64 * 8 - 1)
+    run = train(small(tmp_path / "run", steps=150), console=QUIET)
+    assert json.loads((run.path / "model.json").read_text())["prior"] == PRIOR

@@ -168,7 +168,7 @@ class Head(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as after `to_empty`."""
-        for module in (self.classifier, self.covariance, self.temperature):
+        for module in (self.classifier, self.covariance, self.temperature, self.standardize):
             getattr(module, "reset_parameters", lambda: None)()
         if self.bias_init is not None and is_plain_linear(self.classifier):
             nn.init.constant_(self.classifier.bias, self.bias_init)

@@ -23,6 +23,11 @@ class Standardize(nn.Module):
         self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype))
         self.register_buffer("deviation", torch.ones(features, device=device, dtype=dtype))
 
+    def reset_parameters(self) -> None:
+        """Let features pass as they are until `measure`, also after `to_empty`."""
+        self.mean.zero_()
+        self.deviation.fill_(1.0)
+
     def forward(self, features: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
         return (features - self.mean.to(features.dtype)) / self.deviation.to(features.dtype)

@@ -61,5 +61,14 @@ def test_a_head_that_standardises_equals_one_on_standardised_features(head_class
     assert torch.equal(again.predict(features, **options).probs, head.predict(features, **options).probs)
 
 
+def test_a_head_from_the_meta_device_passes_features_until_it_is_measured():
+    with torch.device("meta"):
+        head = HetXLHead(4, 3, standardize=True)
+    head = head.to_empty(device="cpu")
+    head.reset_parameters()
+    features = torch.randn(2, 4)
+    assert torch.equal(head.standardize(features), features)
+
+
 def test_a_head_without_standardisation_has_no_buffers_for_it():
     assert not any("standardize" in name for name in HetXLHead(4, 3).state_dict())
