@@ -80,7 +80,8 @@ def prepare(case: Case) -> Callable[[], object]:
 def _head(case: Case) -> nn.Module:
     if case.method == "det":
         return nn.Linear(case.features, case.classes)
-    return hetxl.nn.build_head(case.head, case.features, case.classes, rank=case.rank, link=case.link)
+    options = {"rank": case.rank, "link": case.link, "temperature": 1.0}  # the defaults of versions differ
+    return hetxl.nn.build_head(case.head, case.features, case.classes, **options)
 
 
 def _loss(case: Case, head: nn.Module, features: Tensor, labels: Tensor) -> Tensor:

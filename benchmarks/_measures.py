@@ -55,7 +55,7 @@ class Problem:
 def train_head(problem: Problem, sizes: Sizes) -> hetxl.HetXLHead:
     """Train a head for a few hundred steps from a classifier at the centres, as a converted one would have."""
     # Noise as large as the authors start it: a small one would leave nothing to prune around.
-    head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes, noise_init=1.0)
+    head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes, noise_init=1.0, temperature=1.0)
     with torch.no_grad():
         head.get_parameter("classifier.weight").copy_(problem.centres * (FIRST_LOGIT / sizes.top_k_features))
     optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
@@ -83,12 +83,10 @@ def total_variation(top: Tensor, indices: Tensor, full: Tensor) -> Tensor:
     return (difference.abs().sum(-1) + difference.sum(-1).abs()) / 2
 
 
-def compare_top_k(meter: Meter) -> TopK:
-    """Train a head, then time both predictions and compare them on the same draws."""
-    sizes = meter.sizes
+def prepare_top_k(sizes: Sizes) -> tuple[Callable[[int | None], hetxl.nn.Prediction], Tensor]:
+    """Train a head; return its prediction of the top classes, or of all for None, and the true classes [B]."""
     torch.manual_seed(0)
     problem = Problem(sizes.top_k_classes, sizes.top_k_features)
-    meter.say("training the head")
     head = train_head(problem, sizes)
     features, _, classes = problem.draw(sizes.top_k_batch)
 
@@ -96,6 +94,14 @@ def compare_top_k(meter: Meter) -> TopK:
         generator = torch.Generator().manual_seed(0)
         return head.predict(features, top_k=top_k, num_samples=sizes.S, generator=generator)
 
+    return predict, classes
+
+
+def compare_top_k(meter: Meter) -> TopK:
+    """Train a head, then time both predictions and compare them on the same draws."""
+    sizes = meter.sizes
+    meter.say("training the head")
+    predict, classes = prepare_top_k(sizes)
     meter.say("predicting")
     pruned, full = meter.time(
         {"pruned": lambda: predict(TOP_K), "full": lambda: predict(None)}, sizes.least, sizes.limit

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hetxl_lab.studies.drawings import write_svg
-from hetxl_train.report.charts import Axis, Line, Point, line_chart, styles
-
 Verdict = Literal["stretch", "pass", "fail"]
 
 
@@ -123,6 +120,10 @@ def plot_panels(
         samples: S.
         axis: what the values are.
     """
+    # Here: `_against.py` uses the measures with versions of the library that have none of these.
+    from hetxl_lab.studies.drawings import write_svg
+    from hetxl_train.report.charts import Axis, Line, Point, line_chart, styles
+
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     looks = {label: replace(style, dash=None) for label, style in styles(labels).items()}
     known = [value for lines in panels.values() for values in lines.values() for value in values if value is not None]

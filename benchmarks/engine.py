@@ -4,6 +4,7 @@ python benchmarks/engine.py                             # about a quarter of an 
 python benchmarks/engine.py --write docs/benchmarks.md  # also into that page, with the figures beside it
 python benchmarks/engine.py --quick                     # small sizes: a smoke test without meaningful numbers
 python benchmarks/engine.py --only softmax memory       # some of the measures
+python benchmarks/engine.py --against CHECKOUT          # the speed of this version over that of another checkout
 
 The exit code is 1 if a bar is missed.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from _against import compare
 from _cases import THREADS
 from _curves import Curve, curves_table, measure_curve, plot_curves
 from _measures import MEASURES
@@ -87,7 +89,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run with small sizes; no bar can be missed")
     parser.add_argument("--only", nargs="+", choices=everything, default=everything, help="some of the measures")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="markdown page that holds the two markers")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="print times as ratios to those of that checkout, step by step"
+    )
+    parser.add_argument("--rounds", type=int, default=21, help="of --against, at most, for each row")
     arguments = parser.parse_args()
+    sizes = QUICK if arguments.quick else FULL
+    console = Console()
+    if arguments.against is not None:
+        if arguments.write is not None:
+            parser.error("--against writes nothing: leave --write out")
+        for name, ratio, rounds in compare(arguments.against, sizes, arguments.only, arguments.rounds):
+            console.print(f"{ratio:6.3f}  {name} ({rounds} rounds)", highlight=False)
+        return
     page: Path | None = arguments.write
     if page is not None and set(arguments.only) != set(everything):
         parser.error("--write needs all measures: leave --only out")
@@ -95,8 +109,6 @@ def main() -> None:
     if page is not None:
         replace_between(text, "", "engine.py")  # fails now rather than after a quarter of an hour
     torch.set_num_threads(THREADS)
-    sizes = QUICK if arguments.quick else FULL
-    console = Console()
     rows, curves = run(sizes, arguments.only, console)
     if page is not None:
         page.write_text(replace_between(text, report(rows, curves, sizes), "engine.py"))
