@@ -38,7 +38,8 @@ from hetxl_train.search.trial import Outcome, TrialPool, drop_weights, outcome_o
 from hetxl_train.search.tune import choose
 from hetxl_train.temperature_methods import METHODS
 
-GRID, BAYES, LUKETINA, GRADIENT, SIMPLE, FITTED, ONE = (method.title for method in METHODS.values())
+_COMPARED = ("grid", "bayes", "bilevel", "gradient", "train", "posthoc", "fixed")
+GRID, BAYES, LUKETINA, GRADIENT, SIMPLE, FITTED, ONE = (METHODS[name].title for name in _COMPARED)
 
 COMMON: dict[str, Any] = {
     **PUBLISHED,

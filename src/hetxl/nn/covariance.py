@@ -218,6 +218,15 @@ class FullCovariance(Covariance):
         return self.loadings(features).unflatten(-1, (self.noise_features, self.noise_features)), None
 
 
+COVARIANCE_CLASSES: dict[str, type[Covariance]] = {
+    "efficient": EfficientCovariance,
+    "low_rank": LowRankCovariance,
+    "diagonal": DiagonalCovariance,
+    "full": FullCovariance,
+}
+"""By the names of `hetxl.registry.COVARIANCES`."""
+
+
 def check_covariance(covariance: str, rank: int, residual: str) -> None:
     """Raise unless the options name a covariance."""
     one_of("covariance", covariance, COVARIANCES)
@@ -244,8 +253,7 @@ def build_covariance(
         return FullCovariance(in_features, noise_features, **options)
     if covariance == "diagonal" or rank == 0:
         return DiagonalCovariance(in_features, noise_features, kind, **options)
-    module = EfficientCovariance if covariance == "efficient" else LowRankCovariance
-    return module(in_features, noise_features, rank, kind, **options)
+    return COVARIANCE_CLASSES[covariance](in_features, noise_features, rank, kind, **options)
 
 
 def _lecun_normal(linear: nn.Linear, gain: float = 1.0) -> None:

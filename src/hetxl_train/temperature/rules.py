@@ -211,6 +211,10 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
+RULES: dict[str, type[TemperatureRule]] = {"gradient": DirectRule, "bilevel": BilevelRule}
+"""Of the methods in `hetxl_train.temperature_methods` that follow a validation loss."""
+
+
 def build_rule(
     config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Split | None, device: torch.device
 ) -> TemperatureRule | None:
@@ -223,5 +227,4 @@ def build_rule(
             f"temperature_method = {config.temperature_method} needs a validation split, which the data does not have; "
             "give --validation, or --temperature-held-out 0.125"
         )
-    kind = DirectRule if config.temperature_method == "gradient" else BilevelRule
-    return kind(config, model, optimizer, Validation(config, split, device))
+    return RULES[config.temperature_method](config, model, optimizer, Validation(config, split, device))

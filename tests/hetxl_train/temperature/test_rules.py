@@ -18,6 +18,7 @@ from hetxl_train.runs import Log, read_log
 from hetxl_train.tasks.classification import ClassificationTask
 from hetxl_train.temperature.hypergradient import loss_gradients
 from hetxl_train.temperature.rules import (
+    RULES,
     BilevelRule,
     DirectRule,
     Validation,
@@ -106,7 +107,7 @@ def mean_loss(rule: BilevelRule, step: int) -> float:
 @pytest.mark.parametrize("options", [{}, {"clip": 0.05, "accumulate": 2, "dropout": 0.3, "temperature_held_out": 0.25}])
 def test_the_gradient_in_the_loop_is_that_one_step_ahead(tmp_path, monkeypatch, head, options):
     # After whole steps of the loop: parts, dropout, clipping and AdamW included.
-    monkeypatch.setattr("hetxl_train.temperature.rules.BilevelRule", Observed)
+    monkeypatch.setitem(RULES, "bilevel", Observed)
 
     def observed(shift: float) -> Observed:
         run_trainer = trainer(tmp_path, head=head, temperature_method="bilevel", steps=3, double=True, **options)
@@ -136,7 +137,7 @@ class OnTheBatch(DirectRule):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_simple_gradient_on_the_training_batch_is_the_ordinary_one(tmp_path, monkeypatch, head):
-    monkeypatch.setattr("hetxl_train.temperature.rules.DirectRule", OnTheBatch)
+    monkeypatch.setitem(RULES, "gradient", OnTheBatch)
     ordinary = trainer(tmp_path, head=head, steps=3)
     simple = trainer(tmp_path, head=head, steps=3, temperature_method="gradient")
     for run_trainer in (ordinary, simple):

@@ -18,7 +18,7 @@ from hetxl._files import write_whole
 from hetxl._version import __version__
 from hetxl.nn import HEADS, FixedTemperature, Head, HetHashHead, LearnedTemperature, build_head
 from hetxl.nn.classifier import is_plain_linear
-from hetxl.nn.covariance import DiagonalCovariance, EfficientCovariance, FullCovariance, LowRankCovariance
+from hetxl.nn.covariance import COVARIANCE_CLASSES
 from hetxl.registry import head_entry
 
 FORMAT = 3
@@ -26,12 +26,7 @@ FORMAT = 3
 KEY = "hetxl_head"
 """The entry of the metadata that holds the configuration."""
 
-_COVARIANCES: dict[type, str] = {
-    EfficientCovariance: "efficient",
-    LowRankCovariance: "low_rank",
-    DiagonalCovariance: "diagonal",
-    FullCovariance: "full",
-}
+_COVARIANCES: dict[type, str] = {kind: name for name, kind in COVARIANCE_CLASSES.items()}
 _SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init", "standardize")
 _NOISE = ("covariance", "rank", "residual", "noise_init", "noise_scale")
 _TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTemperature, ("low", "high", "init"))}
