@@ -20,6 +20,8 @@ kept within bounds and normalised, nothing more). docs/methods.md measures all o
 """
 
 import math
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,47 @@ def mean_softmax(logits: Tensor) -> Tensor:
 def mean_sigmoid(logits: Tensor) -> tuple[Tensor, Tensor]:
     """log p and log(1 − p) of the mean over samples of sigmoid(logits): [..., S, K] → two of [..., K]."""
     return log_mean_exp(F.logsigmoid(logits), dim=-2), log_mean_exp(F.logsigmoid(-logits), dim=-2)
+
+
+class Averaged(NamedTuple):
+    """The mean of several predictions of a batch [...]."""
+
+    log_p: Tensor  # [..., K]
+    log_not_p: Tensor | None  # [..., K] log(1 − p) for the sigmoid link, None for softmax
+    expected_entropy: Tensor  # [...], mean of the entropy of each
+
+    @property
+    def logits(self) -> Tensor:
+        """Return [..., K]: log-probabilities, or for the sigmoid link the logits of the mean probabilities."""
+        return self.log_p if self.log_not_p is None else self.log_p - self.log_not_p
+
+    @property
+    def entropy(self) -> Tensor:
+        """Return the entropy [...] of the mean, in nats."""
+        return softmax_entropy(self.log_p) if self.log_not_p is None else sigmoid_entropy(self.log_p, self.log_not_p)
+
+
+def average_logits(samples: Iterable[Tensor], link: Link) -> Averaged:
+    """Average softmax or sigmoid over logits [..., K] that come one sample after the other, in O(batch · K) memory.
+
+    mean_softmax(torch.stack(list(samples), -2))
+    """
+    sums: list[Tensor] = []
+    entropies: Tensor | float = 0.0
+    count = 0
+    for logits in samples:
+        count += 1
+        if link == "softmax":
+            logs = [torch.log_softmax(logits, dim=-1)]
+            entropies = entropies + softmax_entropy(logs[0])
+        else:
+            logs = [F.logsigmoid(logits), F.logsigmoid(-logits)]
+            entropies = entropies + sigmoid_entropy(*logs)
+        sums = logs if count == 1 else [torch.logaddexp(a, b) for a, b in zip(sums, logs, strict=True)]
+    if not count:
+        raise ValueError("samples must hold the logits of at least one sample, found none")
+    log_p, *rest = (total - math.log(count) for total in sums)
+    return Averaged(log_p, rest[0] if rest else None, torch.as_tensor(entropies) / count)
 
 
 def softmax_entropy(log_probs: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Measure the quality of a model's probabilities: records of every example, metrics, calibration and confusions."""
 
 from hetxl.metrics.confusions import ConfusionCounter
+from hetxl.metrics.ensemble import Ensemble
+from hetxl.metrics.laplace import fit_laplace
 from hetxl.metrics.records import Records, RecordsBuilder
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
 from hetxl.metrics.summary import (
@@ -21,6 +23,7 @@ from hetxl.metrics.summary import (
 
 __all__ = [
     "ConfusionCounter",
+    "Ensemble",
     "Records",
     "RecordsBuilder",
     "Scales",
@@ -30,6 +33,7 @@ __all__ = [
     "brier",
     "calibration_error",
     "class_bands",
+    "fit_laplace",
     "fit_scales",
     "fit_temperature",
     "nll",

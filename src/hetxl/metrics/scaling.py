@@ -197,12 +197,12 @@ class _Fit:
             with torch.no_grad():
                 logits = self.head.logit_distribution(features).mean
             inverse = point.to(logits.device, logits.dtype).neg().exp()
-            yield _loss(logits, labels.to(logits.device), inverse, self.head.link)
+            yield summed_loss(logits, labels.to(logits.device), inverse, self.head.link)
         if seen != total:
             raise ValueError(f"features holds {seen} examples and targets {total}; return the batches anew each pass")
 
 
-def _loss(logits: Tensor, labels: LabelEntries, inverse: Tensor, link: Link) -> Tensor:
+def summed_loss(logits: Tensor, labels: LabelEntries, inverse: Tensor | float, link: Link) -> Tensor:
     """Return Σ logsumexp(u/τ) − u_y/τ (softmax) or Σ softplus(u/τ) − y u/τ (sigmoid) of logits u [b, K]."""
     if link == "softmax":
         # Measured from the label's logit, so that nothing large cancels.

@@ -1,5 +1,6 @@
 """Modules: the four heads, their covariances and temperatures, and what a classifier behind them has to be."""
 
+from hetxl.nn.averaged import DropoutHead, LaplaceHead
 from hetxl.nn.classifier import Classifier, NoisyFeatures
 from hetxl.nn.covariance import (
     FULL_PARAMETER_LIMIT,
@@ -24,6 +25,7 @@ __all__ = [
     "Covariance",
     "DetHead",
     "DiagonalCovariance",
+    "DropoutHead",
     "EfficientCovariance",
     "FixedTemperature",
     "FullCovariance",
@@ -31,6 +33,7 @@ __all__ = [
     "HetHashHead",
     "HetHead",
     "HetXLHead",
+    "LaplaceHead",
     "LearnedTemperature",
     "LowRankCovariance",
     "NoisyFeatures",
