@@ -9,19 +9,24 @@ from typing import Any
 from hetxl._checks import one_of
 from hetxl._files import read_json, write_json
 from hetxl.registry import HEAD_ENTRIES
+from hetxl_train.baselines import ENSEMBLE, LAPLACE, add_ensemble, add_laplace
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import describe
+from hetxl_train.data.dataset import Dataset
 from hetxl_train.data.open import open_data
 from hetxl_train.formatting import rough_duration
 from hetxl_train.model import link_of
 from hetxl_train.num_steps import describe_length
 from hetxl_train.process_pool import check_jobs
+from hetxl_train.report import advice, as_dict, compare_table, find_runs
 from hetxl_train.rescale import CLEAN_XL, SCALABLE
 from hetxl_train.runner import PlannedRun, run_planned
 from hetxl_train.runs import start_run
 
-SMOOTHING = 0.1
+SMOOTHING, DROPOUT = 0.1, 0.1
+MASKS = 32
+"""Dropout masks that a prediction averages over."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +40,29 @@ class Variant:
 
 _HEADS = [Variant(entry.name, entry.label, {"head": entry.name}) for entry in HEAD_ENTRIES]
 _SMOOTHED = Variant("det-smoothed", "DET + label smoothing", {"head": "det", "label_smoothing": SMOOTHING})
-VARIANTS = {variant.name: variant for variant in (_HEADS[0], _SMOOTHED, *_HEADS[1:])}
+_DROPOUT = Variant("det-dropout", "DET + MC dropout", {"head": "det", "mc_dropout": DROPOUT, "eval_samples": MASKS})
+VARIANTS = {variant.name: variant for variant in (_HEADS[0], _SMOOTHED, _DROPOUT, *_HEADS[1:])}
 """In the order of the table. Each of `SCALABLE` is also rescaled, to a row of its own."""
+HEADS = tuple(name for name in VARIANTS if name != "det-dropout")
+"""What is compared by default."""
+BASELINES = ("det", "det-smoothed", "det-dropout")
+"""What `baselines` adds to the heads, beside an ensemble and Laplace, which come from runs of DET."""
 
 
 def compare(
     config: TrainConfig,
     *,
-    heads: tuple[str, ...] = tuple(VARIANTS),
+    heads: tuple[str, ...] = HEADS,
     seeds: tuple[int, ...] = (0,),
+    members: int = 0,
     jobs: int | None = None,
     console: Console | None = None,
 ) -> Path:
     """Train every head with every seed, and return the directory; finished runs are not repeated.
 
-    The head and seed of the configuration are replaced; `jobs` as of `run_planned`.
+    The head and seed of the configuration are replaced; `jobs` as of `run_planned`. With `members`, those of an
+    ensemble of DET, there are also rows of what one would do instead of another head: `BASELINES`, the ensemble, and
+    last-layer Laplace.
     """
     console = console or Console()
     check_jobs(jobs)
@@ -61,11 +74,16 @@ def compare(
         one_of("heads", name, VARIANTS)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, found {list(seeds)}")
+    if members:
+        heads = tuple(dict.fromkeys((*BASELINES, *heads)))
     name = Path(config.data.split(":")[0]).stem or "data"
     directory = Path("runs") / f"compare-{name}" if config.out is None else Path(config.out)
     variants = _variants_of(heads, _link_of_runs(directory) if config.link == "auto" else config.link)
     runs = _runs(config, variants, seeds, directory)
-    if (directory / "compare.json").exists() and all(_finished(path) for run in runs for path in run.directories):
+    baselines = _Baselines(config, directory, members)
+    derived = [path for seed in seeds for path in baselines.directories(seed).values()]
+    done = all(_finished(path) for path in (*derived, *(path for run in runs for path in run.directories)))
+    if (directory / "compare.json").exists() and done:
         for run in runs:  # raises if its options are others
             start_run(run.config, run.directory)
         console.say(f"{directory} is done already; remove it, or choose another --out, to run again")
@@ -76,16 +94,67 @@ def compare(
     description = describe(dataset)
     console.rich.print(description)
     length = describe_length(config, dataset)
-    console.say(f"{len(runs)} runs ({', '.join(variant.label for variant in variants)}), {length}, into {directory}")
+    names = [variant.label for variant in variants]
+    runs += (extra := baselines.member_runs(seeds))
+    names += [f"{members - 1} more of DET"] if extra else []
+    console.say(f"{len(runs)} runs ({', '.join(names)}), {length}, into {directory}")
     run_planned(runs, dataset, description, jobs=jobs, console=console)
+    baselines.derive(seeds, dataset, console)
     labels = []
     for variant in variants:
         labels += [variant.label, *([CLEAN_XL] if _has_clean(config, variant) else [])]
         labels += [SCALABLE[variant.name]] if variant.name in SCALABLE else []
-    write_json(directory / "compare.json", {"baseline": "DET", "heads": labels, "seeds": list(seeds)})
-    results = (read_json(path / "result.json") for run in runs for path in run.directories if _finished(path))
+        labels += baselines.directories(0) if variant is _DROPOUT else []
+    facts = {"baseline": "DET", "heads": labels, "seeds": list(seeds)}
+    write_json(directory / "compare.json", facts)  # the table is in its order
+    table = compare_table(find_runs([directory]))
+    write_json(directory / "compare.json", {**facts, "advice": advice(table), "table": as_dict(table)})
+    results = (read_json(run.directory / "result.json") for run in runs)
     console.say(f"Trained for {rough_duration(sum(result.get('train_seconds') or 0 for result in results))} in all")
     return directory
+
+
+@dataclass(frozen=True)
+class _Baselines:
+    """The rows that come from several runs of DET, or from one with a posterior; none without members."""
+
+    config: TrainConfig
+    directory: Path
+    members: int
+
+    def directories(self, seed: int) -> dict[str, Path]:
+        """Return the directories of a seed's rows by label, in the order of the table."""
+        names = {ENSEMBLE: "det-ensemble"} if self.members else {}
+        if self.members and self.config.classifier == "linear":  # a posterior is of a linear layer
+            names[LAPLACE] = "det-laplace"
+        return {label: self.directory / "runs" / f"{name}-seed{seed}" for label, name in names.items()}
+
+    def member_runs(self, seeds: tuple[int, ...]) -> list[PlannedRun]:
+        """Return the runs of DET that the ensembles need beside those of the comparison, outside of its `runs`."""
+        options = [
+            {**VARIANTS["det"].options, "seed": self._seed(seed, number), "out": str(self._member(seed, number))}
+            for seed in seeds
+            for number in range(1, self.members)
+        ]
+        return [PlannedRun("DET", dataclasses.replace(self.config, **own)) for own in options]
+
+    def derive(self, seeds: tuple[int, ...], dataset: Dataset, console: Console) -> None:
+        """Build the rows of all seeds from finished runs."""
+        for seed in seeds:
+            paths, source = self.directories(seed), self.directory / "runs" / f"det-seed{seed}"
+            if ENSEMBLE in paths:
+                others = [self._member(seed, number) for number in range(1, self.members)]
+                add_ensemble([source, *others], paths[ENSEMBLE], dataset, console)
+            if LAPLACE in paths:
+                add_laplace(source, paths[LAPLACE], dataset, console)
+
+    def _member(self, seed: int, number: int) -> Path:
+        return self.directory / "members" / f"det-seed{self._seed(seed, number)}"
+
+    @staticmethod
+    def _seed(seed: int, number: int) -> int:
+        """Return a seed that no other member has: ensembles of several seeds share none."""
+        return 1000 * (seed + 1) + number
 
 
 def _variants_of(heads: tuple[str, ...], link: str) -> list[Variant]:

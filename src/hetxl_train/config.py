@@ -249,6 +249,9 @@ class HeadOptions(Options):
     noise_scale: float = option(1.0, "Factor of the noise outside training; 0 removes it.", least=0)
     noise_features: int | None = option(None, "HET-XL: size M of a noise space of its own.", least=1)
     buckets: int | None = option(None, "HET-H: buckets H [D].", least=1)
+    mc_dropout: float = option(
+        0.0, "DET: share of its features dropped in training and in each of S predictions.", least=0, below=1
+    )
     temperature: str = option(
         str(TEMPERATURE), "Temperature τ: a number, learned, or auto (learned if the data and the steps suffice)."
     )
@@ -276,6 +279,8 @@ class HeadOptions(Options):
                 f"temperature_init must lie between temperature_low, {self.temperature_low:g}, and temperature_high, "
                 f"{self.temperature_high:g}, found {self.temperature_init:g}"
             )
+        if self.mc_dropout and self.head != "det":
+            raise ValueError(f"mc_dropout = {self.mc_dropout:g} needs head = det, found {self.head}")
         if self.classifier != "linear" and (self.head not in ("det", "het-xl") or self.noise_features is not None):
             head = f"head = {self.head}" + ("" if self.noise_features is None else " with noise_features")
             heads = "head = det, or het-xl without noise_features"
@@ -368,6 +373,29 @@ class TrainConfig(ClassifierOutputOptions, ClassifierOptimOptions, BackboneOptio
             raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
         if self.label_smoothing and self.link == "sigmoid":
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
+
+
+@dataclass(frozen=True)
+class ComparisonOptions(Options):
+    """What `hetxl compare` adds to the heads."""
+
+    section: ClassVar[str] = "comparison"
+
+    baselines: bool = option(False, "Also compare an ensemble, MC dropout, Laplace and label smoothing.")
+    members: int = option(5, "Runs of DET in an ensemble.", least=2)
+
+    def _check(self) -> None:
+        if self.members != 5 and not self.baselines:
+            raise ValueError(f"members is {self.members} and baselines off; add --baselines, or leave members out")
+
+
+@dataclass(frozen=True)
+class CompareConfig(ComparisonOptions, TrainConfig):
+    """The options of a comparison: those of its runs, and its own."""
+
+    def run_options(self) -> TrainConfig:
+        """Return the options of a run."""
+        return TrainConfig(**{spec.name: getattr(self, spec.name) for spec in dataclasses.fields(TrainConfig)})
 
 
 # ---- contrastive learning

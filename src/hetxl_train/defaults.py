@@ -57,7 +57,7 @@ def has_prior(config: TrainConfig, spec: InputSpec) -> bool:
 @torch.no_grad()
 def measure_features(model: Model, split: Split) -> None:
     """Measure mean and deviation of the vectors that enter what is trained, on training rows."""
-    rows, device = _spread(len(split), MEASURED_ROWS), next(model.parameters()).device
+    rows, device = spread_rows(len(split), MEASURED_ROWS), next(model.parameters()).device
     batches = (split.fetch(block).inputs.to(device) for block in np.array_split(rows, max(1, len(rows) // 4096)))
     if model.head.standardize is not None:
         model.head.standardize.measure(map(model.backbone, batches))
@@ -74,7 +74,7 @@ def prior_of(
     each = min(PRIOR_STEPS, steps // ((2 if small else 10) * len(PRIORS)))
     limit = PRIOR_ROWS if link == "softmax" else min(PRIOR_ROWS, max(1, PRIOR_ENTRIES // num_classes))
     train, held_out = splits["train"], splits.get("validation", splits["train"])
-    rows, judges = _spread(len(train), limit), _spread(len(held_out), min(limit, PRIOR_HELD_OUT))
+    rows, judges = spread_rows(len(train), limit), spread_rows(len(held_out), min(limit, PRIOR_HELD_OUT))
     if held_out is train:
         judges, rows = rows[::10], np.delete(rows, np.s_[::10])
     too_large = config.batch_size * num_classes > PRIOR_ENTRIES  # all logits of a batch would be in memory at once
@@ -95,7 +95,7 @@ def prior_of(
     return min(losses, key=losses.__getitem__)
 
 
-def _spread(rows: int, limit: int) -> np.ndarray:
+def spread_rows(rows: int, limit: int) -> np.ndarray:
     """Return at most `limit` of the rows, evenly spread."""
     return np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(np.int64)) if rows else np.arange(0)
 

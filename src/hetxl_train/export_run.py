@@ -13,7 +13,7 @@ from hetxl.integrations.export.module import fixed_noise
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.model import Model
-from hetxl_train.runs import load_run
+from hetxl_train.runs import check_single, load_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
 """Export formats, with the suffixes of their files."""
@@ -58,6 +58,7 @@ def export_run(
     with (console or Console()).bar("exporting", 2) as bar:
         bar.to(0, "reading the run")
         trained = load_run(run)
+        check_single(trained, "exported")
         inputs = random_inputs(trained.spec, EXAMPLES)
         bar.to(1, f"writing {path}")
         if to == "head":

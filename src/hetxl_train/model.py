@@ -1,7 +1,7 @@
 """A backbone with a head as one module: what is trained, saved and evaluated; and the features of a frozen backbone,
 computed once and read from disk from then on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from hetxl._files import whole_file, write_array
 from hetxl._seeds import derive_seed
 from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
 from hetxl.functional.targets import TargetsLike
-from hetxl.nn import Classifier, Head, LearnedTemperature, build_head
+from hetxl.metrics.ensemble import Ensemble
+from hetxl.nn import Classifier, DropoutHead, Head, LearnedTemperature, build_head
 from hetxl.profiling import count_parameters
 from hetxl.registry import head_entry
 from hetxl_train.backbones import Backbone, build_backbone, trained_part
@@ -55,8 +56,17 @@ def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: st
         if classifier is not None:
             options |= {"classifier": classifier, "bias_init": None}
         options["standardize"] = bool(config.standardize) and trained_part(config, spec) == "head"
-        head = build_head(config.head, backbone.out_features, num_classes, **options)
+        if config.mc_dropout:
+            head: Head = DropoutHead(backbone.out_features, num_classes, dropout=config.mc_dropout, **options)
+        else:
+            head = build_head(config.head, backbone.out_features, num_classes, **options)
     return Model(backbone, head)
+
+
+def ensemble_of(models: Sequence[Model]) -> Model:
+    """Return the ensemble of trained models as one, whose features are the inputs."""
+    head: Any = Ensemble([(model.backbone, model.head) for model in models])
+    return Model(Backbone(nn.Identity(), models[0].backbone.out_features), head)
 
 
 def link_of(options: HeadOptions, dataset: Dataset) -> str:
@@ -162,7 +172,9 @@ def feature_batches(
             if unreadable is not None:
                 unreadable.add(fetched)
             if len(fetched.rows):
-                yield backbone(fetched.inputs.to(device)).float().cpu(), fetched.rows
+                features = backbone(fetched.inputs.to(device)).cpu()
+                # Tokens, which the members of an ensemble take, stay integers.
+                yield features.float() if features.is_floating_point() else features, fetched.rows
     finally:
         backbone.train(training)
 

@@ -1,13 +1,16 @@
 """Fit the temperature and the noise scale of a trained head to labels."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hetxl._files import read_json, write_json
 from hetxl._seeds import derive_seed
+from hetxl.functional import LabelLists
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
 from hetxl.metrics.summary import summarise
 from hetxl.nn import FixedTemperature
@@ -19,8 +22,8 @@ from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import data_for
-from hetxl_train.model import feature_batches
-from hetxl_train.runs import Run, Trained, load_run, open_run, save_model, start_run
+from hetxl_train.model import Model, feature_batches
+from hetxl_train.runs import Run, Trained, check_single, load_run, open_run, save_model, start_run
 from hetxl_train.tasks.classification import result_of, write_evaluation
 
 SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
@@ -50,43 +53,61 @@ def rescale(
         return
     trained = load_run(run.path, find_device(device))
     model, own = trained.model, dataset.splits.get("validation", dataset.splits["train"])
-    seed = derive_seed(run.config.seed, 15)
     if clean:
         scales = Scales(float(model.head.temperature()), CLEAN_NOISE * model.head.noise_scale)
     else:
-        scales = _fit(trained, own if fitted_to is None else fitted_to, seed, noise)
+        scales = _fit(trained, own if fitted_to is None else fitted_to, noise)
     model.head.temperature, model.head.noise_scale = FixedTemperature(scales.temperature), scales.noise
     config = dataclasses.replace(
         run.config, out=str(directory), temperature=str(scales.temperature), noise_scale=scales.noise,
         temperature_method="train", temperature_held_out=0.0,  # have no effect on a fixed τ
     )  # fmt: skip
-    scaled = start_run(config, directory)
-    save_model(scaled, model)
-    write_json(directory / "model.json", read_json(run.path / "model.json"))
-    counts = np.asarray(trained.class_counts)
+    label = label or SCALABLE.get(config.head, f"{HEAD_LABELS[config.head]} + scaling")
+    scored = write_derived(run, config, model, dataset, label, fitted_to=None if clean else source or "validation")
+    text = f"τ = {scales.temperature:.3f}" + (f", noise × {scales.noise:g}" if scales.noise != 1 else "")
+    console.say(f"{label}: {text}, {scored}")
+
+
+def write_derived(
+    run: Run[TrainConfig], config: TrainConfig, model: Model, dataset: Dataset, label: str, *, method: str = "mc",
+    about: Mapping[str, Any] | None = None, **facts: Any,
+) -> str:  # fmt: skip
+    """Evaluate and save a model that was derived from a finished run, as a run of its own; return its NLL in words.
+
+    Args:
+        config: of the new run, with its directory.
+        method: of predictions.
+        about: how the model differs from that of the run, for model.json.
+        facts: for result.json.
+    """
+    directory = Path(str(config.out))
+    derived, stored = start_run(config, directory), read_json(run.path / "model.json")
+    save_model(derived, model)
+    write_json(directory / "model.json", stored | dict(about or {}))
+    counts = np.asarray(stored.get("class_counts"))
     name = "test" if "test" in dataset.splits else "validation"
-    options = {"seed": seed, "workers": config.workers, "class_names": dataset.class_names}
+    options = {"workers": config.workers, "class_names": dataset.class_names, "method": method}
+    options["seed"] = derive_seed(run.config.seed, 15)
+    own = dataset.splits.get("validation", dataset.splits["train"])
     validation = evaluate_split(model, own, limit=config.evaluation_examples, quiet=True, **options)
     evaluation = evaluate_split(model, dataset.splits[name], limit=config.test_examples, confusions=True, **options)
     metrics = {"validation": summarise(validation.records, counts)}
     metrics[name] = write_evaluation(directory, evaluation, dataset, name, counts)
     before = read_json(run.path / "result.json")
     carried = {key: before[key] for key in ("head", "seed", "data", "train_seconds", "steps", "examples")}
-    label = label or SCALABLE.get(config.head, f"{HEAD_LABELS[config.head]} + scaling")
     result = {
         "label": label,
         **result_of(model, dataset, metrics, evaluation),
         "derived_from": run.path.name,
-        "fitted_to": None if clean else source or "validation",
         **carried,
+        **facts,
     }
     write_json(directory / "result.json", result)
-    text = f"τ = {scales.temperature:.3f}" + (f", noise × {scales.noise:g}" if scales.noise != 1 else "")
-    console.say(f"{label}: {text}, {name} NLL {metrics[name]['nll']:.3f}")
+    return f"{name} NLL {metrics[name]['nll']:.3f}"
 
 
-def _fit(trained: Trained, split: Split, seed: int, noise: bool) -> Scales:
-    """Fit on at most as many examples as evaluations during the run take."""
+def held_out_features(trained: Trained, split: Split) -> tuple[tuple[Tensor, ...], Tensor | LabelLists]:
+    """Return features, batches [b, D], and labels of at most as many examples as evaluations during the run take."""
     model, config = trained.model, trained.run.config
     rows = np.arange(len(split))
     limit = config.evaluation_examples
@@ -94,10 +115,15 @@ def _fit(trained: Trained, split: Split, seed: int, noise: bool) -> Scales:
         rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
     device = next(model.parameters()).device
     features, read = zip(*feature_batches(model.backbone, split, rows, config.workers, device), strict=True)
-    targets = split.labels.take(np.concatenate(read))
+    return features, split.labels.take(np.concatenate(read))
+
+
+def _fit(trained: Trained, split: Split, noise: bool) -> Scales:
+    head, seed = trained.model.head, derive_seed(trained.run.config.seed, 15)
+    features, targets = held_out_features(trained, split)
     if noise:
-        return fit_scales(model.head, features, targets, seed=seed)
-    return Scales(fit_temperature(model.head, features, targets, seed=seed), model.head.noise_scale)
+        return fit_scales(head, features, targets, seed=seed)
+    return Scales(fit_temperature(head, features, targets, seed=seed), head.noise_scale)
 
 
 def rescale_run(
@@ -118,6 +144,7 @@ def rescale_run(
     if (directory / "result.json").exists():
         raise ValueError(f"{directory} exists already; remove it, or choose another --out")
     trained = load_run(run.path)
+    check_single(trained, "rescaled")
     dataset, split = data_for(trained), None
     if validation is not None:
         other = data_for(trained, validation).splits

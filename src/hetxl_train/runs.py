@@ -22,12 +22,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hetxl._files import read_json, write_bytes, write_json
+from hetxl.nn import Head, LaplaceHead
+from hetxl.nn.averaged import AveragedHead
 from hetxl_train.checkpoint import Checkpoints, load_weights, save_tensors
 from hetxl_train.config import Config, ContrastiveConfig, RunConfig, TrainConfig
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.describe import changes, fingerprint
 from hetxl_train.defaults import with_defaults
-from hetxl_train.model import Model, build_model
+from hetxl_train.model import Model, build_model, ensemble_of
 from hetxl_train.tasks.towers import Specs, TwoTowers, build_towers
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "keep", "log_every")
@@ -162,7 +164,10 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
     # The trained weights are in the run: published ones need not be downloaded again.
     config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
-    model = build_model(config, spec, len(names), link)
+    models = [build_model(config, spec, len(names), link) for _ in range(about.get("members", 1))]
+    model = models[0] if len(models) == 1 else ensemble_of(models)
+    if about.get("laplace"):
+        model.head = LaplaceHead.of(model.head)
     try:
         _load_weights(run, model)
     except RuntimeError:  # with a frozen backbone, checkpoints hold the head alone
@@ -170,6 +175,12 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
             f"{run.path} has not ended, and its checkpoints do not hold the whole model; let hetxl train finish it"
         ) from None
     return Trained(run, model.to(device).eval(), spec, names, link, about.get("class_counts"))
+
+
+def check_single(trained: Trained, purpose: str) -> None:
+    """Raise for a model that is not one head: an ensemble, or one that averages over dropout or a posterior."""
+    if not isinstance(trained.model.head, Head) or isinstance(trained.model.head, AveragedHead):
+        raise ValueError(f"{trained.run.path} averages several predictions and cannot be {purpose}; pass a run of DET")
 
 
 def load_contrastive_run(path: str | Path, device: torch.device | str = "cpu") -> TrainedTowers:

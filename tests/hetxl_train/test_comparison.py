@@ -2,19 +2,23 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
 
-from hetxl_train.comparison import VARIANTS, compare
+from hetxl_train.baselines import ENSEMBLE, LAPLACE
+from hetxl_train.comparison import HEADS, compare
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.open import BUILT_IN
+from hetxl_train.evaluate_runs import evaluate_run
+from hetxl_train.export_run import export_run
 from hetxl_train.presets import PRESETS, preset_for
 from hetxl_train.report import compare_table, find_runs
-from hetxl_train.rescale import CLEAN_XL, SCALED, SCALED_XL
+from hetxl_train.rescale import CLEAN_XL, SCALED, SCALED_XL, rescale_run
 from hetxl_train.runs import load_run, read_log
-from support.training import DATA, small
+from support.training import DATA, QUIET, small
 
 SMALL = TrainConfig(
     data="synthetic:rows=1200,classes=10,features=5",
@@ -51,10 +55,10 @@ def test_every_head_with_every_seed(directory):
 
 
 def test_the_same_steps_on_the_same_examples(directory):
-    configs = [load_run(directory / "runs" / f"{name}-seed3").run.config for name in VARIANTS]
+    configs = [load_run(directory / "runs" / f"{name}-seed3").run.config for name in HEADS]
     shared = ("data", "data_seed", "seed", "steps", "batch_size", "learning_rate", "backbone", "width", "features")
     assert len({tuple(getattr(config, name) for name in shared) for config in configs}) == 1
-    logs = [read_log(directory / "runs" / f"{name}-seed3" / "log.jsonl") for name in VARIANTS]
+    logs = [read_log(directory / "runs" / f"{name}-seed3" / "log.jsonl") for name in HEADS]
     assert len({tuple((line["step"], line.get("learning_rate")) for line in log) for log in logs}) == 1
 
 
@@ -87,6 +91,93 @@ def test_with_label_noise_het_xl_is_also_shown_for_clean_labels(tmp_path):
     table = compare_table(find_runs([out]))
     assert table.row(CLEAN_XL) is not None
     assert f"{CLEAN_XL} is not trained by itself but derived from HET-XL." in table.notes
+
+
+BASELINE_LABELS = ["DET", SCALED, "DET + label smoothing", "DET + MC dropout", ENSEMBLE, LAPLACE]
+
+
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory):
+    config = dataclasses.replace(SMALL, out=str(tmp_path_factory.mktemp("baselines") / "out"))
+    return config, compare(config, heads=("het-xl",), members=3, console=QUIET)
+
+
+def test_baselines_are_rows_of_the_comparison(baselines):
+    _, out = baselines
+    content = json.loads((out / "compare.json").read_text())
+    assert content["heads"] == [*BASELINE_LABELS, "HET-XL", SCALED_XL]
+    table = {row["label"]: row for row in content["table"]["rows"] if row["label"] != "true model"}
+    assert list(table) == content["heads"]
+    for row in table.values():
+        assert all(row[key]["mean"] > 0 for key in ("nll", "parameters", "train_seconds", "predict_ratio"))
+    assert table[ENSEMBLE]["parameters"]["mean"] == 3 * table["DET"]["parameters"]["mean"]
+    members = [out / "runs" / "det-seed0", out / "members" / "det-seed1001", out / "members" / "det-seed1002"]
+    seconds = [json.loads((path / "result.json").read_text())["train_seconds"] for path in members]
+    assert table[ENSEMBLE]["train_seconds"]["mean"] == pytest.approx(sum(seconds))
+    assert content["advice"].startswith("Take ")
+
+
+def test_an_ensemble_averages_its_members_and_can_be_loaded(baselines):
+    _, out = baselines
+    inputs = torch.randn(7, 5)
+    paths = [out / "runs" / "det-seed0", *sorted((out / "members").iterdir())]
+    models = [load_run(path).model for path in paths]
+    expected = torch.stack([model.head.predict(model.backbone(inputs)).probs for model in models]).mean(0)
+    ensemble = load_run(out / "runs" / "det-ensemble-seed0").model
+    torch.testing.assert_close(ensemble.head.predict(ensemble.backbone(inputs)).probs, expected)
+    assert not torch.allclose(models[0].head.predict(models[0].backbone(inputs)).probs, expected)
+
+
+def test_derived_baselines_give_their_metrics_again(baselines):
+    _, out = baselines
+    for name, method in (("ensemble", "mc"), ("laplace", "probit"), ("dropout", "mc")):
+        run = out / "runs" / f"det-{name}-seed0"
+        stored = json.loads((run / "result.json").read_text())["metrics"]["test"]
+        again = evaluate_run(run, method=method, limit=SMALL.test_examples, device="cpu")
+        assert again["nll"] == pytest.approx(stored["nll"], abs=1e-6)
+
+
+def test_laplace_shares_the_weights_of_det(baselines):
+    _, out = baselines
+    det, laplace = (load_run(out / "runs" / f"{name}-seed0").model for name in ("det", "det-laplace"))
+    for name, value in det.state_dict().items():
+        assert torch.equal(value, laplace.state_dict()[name])
+    result = json.loads((out / "runs" / "det-laplace-seed0" / "result.json").read_text())
+    assert laplace.head.prior == pytest.approx(result["laplace_prior"])
+    assert result["derived_from"] == "det-seed0"
+
+
+@pytest.mark.parametrize("name", ["det-ensemble", "det-laplace", "det-dropout"])
+def test_what_averages_is_neither_rescaled_nor_exported(baselines, name):
+    run = baselines[1] / "runs" / f"{name}-seed0"
+    with pytest.raises(ValueError, match="averages several predictions and cannot be rescaled"):
+        rescale_run(run, run.with_name("other"), console=QUIET)
+    with pytest.raises(ValueError, match="cannot be exported; pass a run of DET"):
+        export_run(run, "torch", out=run / "other.pt2", console=QUIET)
+
+
+def test_baselines_resume_where_they_were_stopped(baselines, capsys):
+    config, out = baselines
+    options = {"heads": ("het-xl",), "members": 3}
+    lost = [out / "members" / "det-seed1002", out / "runs" / "det-ensemble-seed0", out / "runs" / "det-laplace-seed0"]
+    before = [json.loads((path / "result.json").read_text())["metrics"]["test"] for path in lost]
+    shutil.rmtree(lost[0])
+    (lost[1] / "result.json").unlink()
+    shutil.rmtree(lost[2])
+    compare(config, **options, console=QUIET)
+    after = [json.loads((path / "result.json").read_text())["metrics"]["test"] for path in lost]
+    for one, other in zip(before, after, strict=True):
+        assert one["nll"] == pytest.approx(other["nll"], abs=1e-6)
+    compare(config, **options)
+    assert "is done already" in capsys.readouterr().err
+
+
+def test_baselines_of_several_labels_on_fixed_features(tmp_path):
+    config = small(tmp_path / "out", data=f"{DATA},multi_label=true")
+    out = compare(config, heads=("det",), members=2, console=QUIET)
+    heads = json.loads((out / "compare.json").read_text())["heads"]
+    assert heads == [label for label in BASELINE_LABELS if label != "DET + label smoothing"]
+    assert load_run(out / "runs" / "det-laplace-seed0").model.head.link == "sigmoid"
 
 
 def test_a_finished_comparison_is_not_run_again(directory, capsys):

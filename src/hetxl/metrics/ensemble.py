@@ -39,6 +39,16 @@ class Ensemble(nn.Module):
         """Return backbones and heads."""
         return [(backbone, head) for backbone, head in zip(self.backbones, self.heads, strict=True)]  # pyright: ignore[reportReturnType]
 
+    @property
+    def temperature(self) -> nn.Module:
+        """Return the first member's."""
+        return self.members[0][1].temperature
+
+    @property
+    def noise_scale(self) -> float:
+        """Return the first member's."""
+        return self.members[0][1].noise_scale
+
     def logit_distribution(self, inputs: Tensor) -> LogitDistribution:
         """Return the first member's, for the size of a batch."""
         backbone, head = self.members[0]

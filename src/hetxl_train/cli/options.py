@@ -97,10 +97,10 @@ def resolve(
     return kind(**values)
 
 
-def resolve_preset(settings: Settings, data: str | None, *, instead: Mapping[str, str]) -> TrainConfig:
+def resolve_preset(settings: Settings, data: str | None, kind: type[Config], *, instead: Mapping[str, str]) -> Config:
     """Return the configuration with the preset of its dataset as defaults: by argument, file, or else pycode."""
     file = settings[0]
     if data is None:
-        data = "pycode" if file is None else TrainConfig.read_toml(file).get("data", "pycode")
+        data = "pycode" if file is None else kind.read_toml(file).get("data", "pycode")
     # A value that is not a string raises an error there.
-    return resolve(TrainConfig, settings, preset_for(str(data)), instead=instead, data=data)
+    return resolve(kind, settings, preset_for(str(data)), instead=instead, data=data)

@@ -6,7 +6,7 @@ import typer
 
 from hetxl_train.cli.commands import argument, optional
 from hetxl_train.cli.options import Settings, config_flags, resolve, resolve_preset
-from hetxl_train.config import TrainConfig
+from hetxl_train.config import CompareConfig, TrainConfig
 from hetxl_train.temperature_methods import METHODS
 
 DATA = (
@@ -14,7 +14,7 @@ DATA = (
     "or a manifest."
 )
 
-CHOSEN = {"head": "--heads", "label_smoothing": "--heads", "seed": "--seeds"}
+CHOSEN = {"head": "--heads", "label_smoothing": "--heads", "mc_dropout": "--baselines", "seed": "--seeds"}
 """Options of a run that a comparison sets, and by which flag."""
 CHOSEN_BY_SEARCH = {"temperature": "--method", "temperature_method": "--method", "temperature_held_out": "--held-out"}
 """Options of a run that the search sets, and by which flag."""
@@ -32,7 +32,7 @@ def train(data: Annotated[str | None, argument(DATA)] = None, *, settings: Setti
     typer.echo(f"hetxl report {run.path}   shows it; hetxl predict {run.path} INPUT --out FILE   uses it")
 
 
-@config_flags(without=("data", *CHOSEN))
+@config_flags(without=("data", *CHOSEN), kind=CompareConfig)
 def compare(
     data: Annotated[str | None, argument(f"{DATA} [pycode]")] = None,
     *,
@@ -47,16 +47,18 @@ def compare(
 
     Every head starts from the same backbone, sees the same examples in the same order and takes as many steps. DET with
     temperature scaling, and HET-XL with τ and its noise scale fitted on the validation split, are included at no extra
-    training cost. Rerun the same command to resume.
+    training cost. --baselines adds what else one would do. Rerun the same command to resume.
     """
     from rich.console import Console
 
     from hetxl_train.comparison import compare as run_comparison
     from hetxl_train.report import advice, as_rich, compare_table, find_runs, write_report
 
-    config = resolve_preset(settings, data, instead=CHOSEN)
+    config = resolve_preset(settings, data, CompareConfig, instead=CHOSEN)
     names = tuple(name.strip() for name in heads.split(",") if name.strip())
-    directory = run_comparison(config, heads=names, seeds=seeds_from(seeds), jobs=jobs)
+    members = config.members if config.baselines else 0
+    options = {"heads": names, "seeds": seeds_from(seeds), "members": members, "jobs": jobs}
+    directory = run_comparison(config.run_options(), **options)
     runs = find_runs([directory])
     table = compare_table(runs)
     Console().print(as_rich(table))
@@ -110,7 +112,7 @@ def tune(
     from hetxl_train.search.tune import recommended
     from hetxl_train.search.tune import tune as run_search
 
-    config = resolve_preset(settings, data, instead=CHOSEN_BY_SEARCH)
+    config = resolve_preset(settings, data, TrainConfig, instead=CHOSEN_BY_SEARCH)
     values = {"trials": trials, "parallel": parallel, "sampler": search_sampler, "storage": storage}
     values["grid"] = None if grid is None else _numbers(grid)
     own = {name: value for name, value in values.items() if value is not None}

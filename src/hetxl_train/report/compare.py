@@ -18,6 +18,8 @@ from hetxl_train.report.tables import Cell, Column, Row, Table
 TRUE_MODEL = "true model"
 CHANCE = 0.05  # a p-value above this could well be chance
 MISCALIBRATED = 0.05  # a calibration error above this is worth mending
+COSTLY = 1.15  # a ratio of times below this could well be chance
+CHEAPER = 0.5  # of rows that gain, one that predicts in this share of the best one's time is named beside it
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class HeadRow(Row):
     seeds: int = 0  # how many runs its metrics are the mean of
     tested: Literal["seeds", "examples"] | None = None  # what the difference was tested over; None without a test
     common: int = 0  # how many seeds it has in common with the baseline
+    averaged: bool = False  # whether it averages over members, a posterior or dropout masks
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def compare_table(runs: Sequence[Run]) -> HeadTable:
         own = reference and list(reference.metrics("nll", split).values())
         difference = best_nll - mean(own).value if own else None
         shown = Cell(difference, text=form.decimal(difference, digits, sign=True))
-        cells = [Cell(best_nll, text=form.decimal(best_nll, digits)), shown, *[Cell()] * 8]
+        cells = [Cell(best_nll, text=form.decimal(best_nll, digits)), shown, *[Cell()] * (len(_columns(None)) - 2)]
         rows.insert(0, HeadRow(TRUE_MODEL, cells, reference=True))
     dataset = next((run.dataset for run in runs if run.dataset), None)
     notes = _notes(groups, reference, split, best_nll, any(row.tested == "examples" for row in rows))
@@ -202,6 +205,7 @@ def _columns(baseline: str | None) -> tuple[Column, ...]:
         Column("parameters", better="lower", key="parameters", part=2),
         Column("training", better="lower", key="train_seconds", part=2),
         Column("prediction per 1,000", better="lower", key="predict_seconds_per_1000", part=2),
+        Column(f"× {baseline or 'DET'}", key="predict_ratio", part=2),
     )
 
 
@@ -217,9 +221,13 @@ def _row(group: Group, reference: Group | None, split: str, digits: int) -> Head
     ):
         average = mean(values) if values else None
         cells.append(Cell(average.value, average.error, show(average.value)) if average else Cell())
+    theirs = reference.values("predict_seconds_per_1000") if reference else []
+    seconds, base = cells[-1].value, mean(theirs).value if theirs else 0.0
+    cells.append(Cell(seconds / base, text=_times(seconds / base)) if seconds is not None and base else Cell())
     own, other = (side.metrics("nll", split) if side else {} for side in (group, reference))
     common = len(own.keys() & other.keys())
-    return HeadRow(group.label, cells, seeds=len(own), tested=tested, common=common)
+    averaged = any(run.averaged for run in group.runs)
+    return HeadRow(group.label, cells, seeds=len(own), tested=tested, common=common, averaged=averaged)
 
 
 def _metric(group: Group, key: str, split: str, digits: int, scale: float = 1) -> Cell:
@@ -284,7 +292,10 @@ def _notes(
         ]
         origins = [run.result.get("derived_from") for run in group.runs]
         derived = {labels.get(origin, origin) for origin in origins if isinstance(origin, str)}
-        if derived:
+        if members := group.values("members"):
+            cost = f"{members[0]:g} times the training and prediction"
+            notes.append(f"{group.label} averages {members[0]:g} runs of {form.listed(sorted(derived))}: {cost}.")
+        elif derived:
             notes.append(f"{group.label} is not trained by itself but derived from {form.listed(sorted(derived))}.")
     planned = next((run.comparison.heads for group in groups for run in group.runs if run.comparison), ())
     existing = {run.label for group in groups for run in group.runs}
@@ -311,31 +322,28 @@ def verdict(table: HeadTable) -> str:
 
 
 def advice(table: HeadTable) -> str:
-    """Return what to do in two sentences: which head to take and what it costs, and what to try next."""
+    """Return what to do in two sentences: which row to take and what it costs, and what to try next."""
     known = [row for row in table.heads if table.cell(row, "nll").value is not None]
     base = next((row for row in known if row.label == table.baseline), None)
     if base is None or len(known) < 2:
         return ""
     better = sorted((row for row in known if row is not base and _gains(table, row)), key=table.nll)
-    # Of heads that are as good as the best, the one that predicts fastest.
+    # Of rows that are as good as the best, the one that predicts fastest.
     near = [row for row in better if table.nll(row) - table.nll(better[0]) <= 2 * _error(table, row, better[0])]
-    chosen = min(near, key=lambda row: table.cell(row, "predict_seconds_per_1000").value or math.inf, default=base)
+    chosen = min(near, key=lambda row: _seconds(table, row), default=base)
     once = all(row.tested != "seeds" for row in known)
     if chosen is base:
-        sentence = f"Take {base.label}: no other head has a lower NLL by more than chance."
+        sentence = f"Take {base.label}: nothing else has a lower NLL by more than chance."
     else:
-        costs = [
-            f"{ours / theirs:.2g} times the time to {verb}"
-            for key, verb in (("train_seconds", "train"), ("predict_seconds_per_1000", "predict"))
-            if (ours := table.cell(chosen, key).value) is not None and (theirs := table.cell(base, key).value)
-        ]
-        gain = form.decimal(-(table.cell(chosen, "difference").value or 0.0), 3)
-        cost = f", for {form.listed(costs)}" if costs else ""
-        sentence = f"Take {chosen.label}: its NLL is lower than {base.label}'s by {gain}{cost}."
+        sentence = f"Take {chosen.label}: its NLL is lower than {base.label}'s by {_gain(table, chosen, base)}"
+        cheaper = [row for row in better if _seconds(table, row) <= CHEAPER * _seconds(table, chosen)]
+        if cheaper:  # the best of them
+            sentence += f"; {cheaper[0].label}'s by {_gain(table, cheaper[0], base)}"
+        sentence += "."
     error = table.cell(chosen, "calibration_error").value or 0.0
     if once:
         follow = "Next, repeat it with --seeds 3: another seed may differ."
-    elif error > MISCALIBRATED:
+    elif error > MISCALIBRATED and not chosen.averaged:
         follow = (
             f"Its probabilities are off by {form.percent(error)}: fit them to labels that you trust, "
             "hetxl rescale RUN --validation FILE."
@@ -343,6 +351,29 @@ def advice(table: HeadTable) -> str:
     else:
         follow = "Next, train longer (--epochs): that helps more than another head in most cases."
     return f"{sentence} {follow}"
+
+
+def _gain(table: HeadTable, row: HeadRow, base: HeadRow) -> str:
+    """Say by how much the NLL of a row is lower than the baseline's, and what that costs."""
+    costs = [
+        f"{ratio:.2g} times the time to {verb}"
+        for key, verb in (("train_seconds", "train"), ("predict_seconds_per_1000", "predict"))
+        if (ours := table.cell(row, key).value) is not None and (theirs := table.cell(base, key).value)
+        if (ratio := ours / theirs) >= COSTLY
+    ]
+    return f"{form.decimal(-(table.cell(row, 'difference').value or 0.0), 3)}, " + (
+        f"for {form.listed(costs)}" if costs else "at no more cost"
+    )
+
+
+def _seconds(table: HeadTable, row: HeadRow) -> float:
+    """Return the time of predictions to sort by: infinite when it is not known."""
+    value = table.cell(row, "predict_seconds_per_1000").value
+    return math.inf if value is None else value
+
+
+def _times(ratio: float) -> str:
+    return f"{form.decimal(ratio, 1 if ratio < 10 else 0)}×"
 
 
 def _error(table: HeadTable, *rows: HeadRow) -> float:

@@ -83,6 +83,12 @@ class Run:
         return _mapping(self.result.get("data"))
 
     @property
+    def averaged(self) -> bool:
+        """Whether its probabilities are averages over members, a posterior or dropout masks."""
+        dropout = finite(_mapping(self.config.get("head")).get("mc_dropout"))
+        return bool(dropout or self.value("members") or self.value("laplace_prior"))
+
+    @property
     def finished(self) -> bool:
         """Whether there is a result."""
         return bool(self.result)

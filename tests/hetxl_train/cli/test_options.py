@@ -106,7 +106,7 @@ def test_preset_follows_the_data_of_the_argument_or_file(tmp_path, argument, wri
     file = None if written is None else tmp_path / "options.toml"
     if file is not None:
         file.write_text(written)
-    config = resolve_preset((file, {"batch_size": 7}), argument, instead={})
+    config = resolve_preset((file, {"batch_size": 7}), argument, TrainConfig, instead={})
     assert config.data.partition(":")[0] == preset
     assert config.batch_size == 7
     for name, value in preset_for(preset).items():
@@ -116,10 +116,10 @@ def test_preset_follows_the_data_of_the_argument_or_file(tmp_path, argument, wri
 def test_own_data_has_no_preset(tmp_path):
     file = tmp_path / "options.toml"
     file.write_text('[data]\ndata = "mine.npz"\n')
-    assert resolve_preset((file, {}), None, instead={}) == TrainConfig(data="mine.npz")
+    assert resolve_preset((file, {}), None, TrainConfig, instead={}) == TrainConfig(data="mine.npz")
     file.write_text("[data]\ndata = 5\n")
     with pytest.raises(ValueError, match="data must be a string, found 5"):
-        resolve_preset((file, {}), None, instead={})
+        resolve_preset((file, {}), None, TrainConfig, instead={})
     file.write_text("[training]\nseed = 7\n")
     with pytest.raises(ValueError, match="seed is set by --seeds"):
-        resolve_preset((file, {}), None, instead={"seed": "--seeds"})
+        resolve_preset((file, {}), None, TrainConfig, instead={"seed": "--seeds"})

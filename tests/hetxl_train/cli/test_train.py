@@ -33,6 +33,22 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path):
     assert "done already" in again.stderr
 
 
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_compare_with_baselines(tmp_path, by):
+    file = tmp_path / "options.toml"
+    file.write_text("[comparison]\nbaselines = true\nmembers = 2\n")
+    how = ["--baselines", "--members", "2"] if by == "flag" else ["--config", file]
+    result = call("compare", DATA, *FLAGS, "--heads", "det", *how, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "out" / "report.html").read_text()
+    for label in ("DET + label smoothing", "DET + MC dropout", "DET ensemble", "DET + Laplace"):
+        assert label in result.stdout
+        assert label in report
+    assert "× DET" in result.stdout
+    assert "× DET" in report
+    assert "averages 2 runs of DET" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -42,6 +58,8 @@ def test_compare_prints_a_table_and_writes_a_report(tmp_path):
         (["compare", DATA, "--seeds", "x"], "--seeds must be a number"),
         (["compare", DATA, "--heads", "dte"], "did you mean 'det'"),
         (["compare", DATA, "--heads", ""], "heads must name at least one of det, "),
+        (["compare", DATA, "--members", "3"], "members is 3 and baselines off; add --baselines"),
+        (["train", DATA, "--mc-dropout", "0.1"], "mc_dropout = 0.1 needs head = det, found het-xl"),
         (["train", DATA, "--config", "none.toml"], "no such file"),
         (["train", "synthetic:rows=600,clases=6"], "classes"),
     ],

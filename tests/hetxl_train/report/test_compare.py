@@ -368,12 +368,56 @@ def test_advice_names_the_head_its_gain_and_its_cost():
 @pytest.mark.parametrize("het", [[2.1, 2.2, 2.3], [1.8, 2.3, 2.15]])
 def test_advice_is_det_where_nothing_is_gained(het):
     text = advice_on([2.0, 2.1, 2.2], **{"HET-XL": het})
-    assert text.startswith("Take DET: no other head has a lower NLL by more than chance.")
+    assert text.startswith("Take DET: nothing else has a lower NLL by more than chance.")
 
 
 def test_advice_prefers_the_faster_of_equal_heads():
     near = {"HET-XL": [1.9, 2.0, 2.11], "DET + scaling": [1.9, 2.005, 2.11]}
     assert advice_on([2.0, 2.1, 2.2], cost=3.0, **near).startswith("Take DET + scaling: its NLL")
+
+
+def test_advice_names_what_gains_less_for_much_less_time():
+    rows = {
+        "DET ensemble": ([1.8, 1.9, 2.0001], 5),
+        "HET-XL": ([1.9, 2.0, 2.1001], 2),
+        "HET": ([1.95, 2.05, 2.1501], 1),
+    }
+    runs = [run("DET", seed, nll, **times(1)) for seed, nll in enumerate([2.0, 2.1, 2.2])]
+    runs += [
+        run(label, seed, nll, **times(cost)) for label, (nlls, cost) in rows.items() for seed, nll in enumerate(nlls)
+    ]
+    assert advice(compare_table(runs)).startswith(
+        "Take DET ensemble: its NLL is lower than DET's by 0.200, for 5 times the time to train and 5 times the time "
+        "to predict; HET-XL's by 0.100, for 2 times the time to train and 2 times the time to predict."
+    )
+
+
+def times(factor):
+    return {"train_seconds": 10 * factor, "predict_seconds_per_1000": factor}
+
+
+def test_prediction_time_is_relative_to_the_baseline():
+    runs = [run("DET", 0, 2.0, **times(2)), run("DET", 1, 2.0, **times(4)), run("HET", 0, 2.0, **times(36))]
+    table = compare_table([*runs, run("HET-XL", 0, 2.0)])
+    assert [cells(table, label)["predict_ratio"].text for label in ("DET", "HET", "HET-XL")] == ["1.0×", "12×", "–"]
+    rows = {row["label"]: row["predict_ratio"]["mean"] for row in as_dict(table)["rows"]}
+    assert rows == {"DET": 1.0, "HET": 12.0, "HET-XL": None}
+    assert cells(compare_table(runs[2:]), "HET")["predict_ratio"].text == "–"
+
+
+def test_an_ensemble_states_its_cost():
+    table = compare_table([run("DET", 0, 2.0), run("DET ensemble", 0, 1.9, derived_from="DET-0", members=5)])
+    assert "DET ensemble averages 5 runs of DET: 5 times the training and prediction." in table.notes
+    assert not any("not trained by itself" in note for note in table.notes)
+
+
+def test_what_averages_is_not_advised_to_be_rescaled():
+    metrics, nlls = {"calibration_error": 0.2}, enumerate([2.0, 2.1, 2.2])
+    runs = [run("DET", seed, nll, metrics=metrics) for seed, nll in nlls]
+    runs += [run("DET ensemble", each.seed, 1.5, metrics=metrics, members=5) for each in runs]
+    text = advice(compare_table(runs))
+    assert text.startswith("Take DET ensemble")
+    assert "rescale" not in text
 
 
 def test_advice_on_one_seed_asks_for_more():
