@@ -293,7 +293,7 @@ def _notes(
         origins = [run.result.get("derived_from") for run in group.runs]
         derived = {labels.get(origin, origin) for origin in origins if isinstance(origin, str)}
         if members := group.values("members"):
-            cost = f"{members[0]:g} times the training and prediction"
+            cost = f"{members[0]:g} times the training, and at least as many times the prediction"
             notes.append(f"{group.label} averages {members[0]:g} runs of {form.listed(sorted(derived))}: {cost}.")
         elif derived:
             notes.append(f"{group.label} is not trained by itself but derived from {form.listed(sorted(derived))}.")
