@@ -1,5 +1,6 @@
 """Measure the quality of a model's probabilities: records of every example, metrics, calibration and confusions."""
 
+from hetxl.metrics.audit import Audit, AuditBuilder, audit
 from hetxl.metrics.confusions import ConfusionCounter
 from hetxl.metrics.ensemble import Ensemble
 from hetxl.metrics.laplace import fit_laplace
@@ -22,11 +23,14 @@ from hetxl.metrics.summary import (
 )
 
 __all__ = [
+    "Audit",
+    "AuditBuilder",
     "ConfusionCounter",
     "Ensemble",
     "Records",
     "RecordsBuilder",
     "Scales",
+    "audit",
     "aurc",
     "auroc",
     "band_accuracy",

@@ -264,9 +264,7 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
     if link == "softmax":
         log_prob = summed(_double(own))
     else:
-        # log(1 − p) from log p. Where p rounds to 1, 1 − p is taken as half the spacing of numbers there.
-        nearest = -torch.finfo(log_probs.dtype).eps / 2
-        log_not_p = log_probs.clamp(max=nearest).expm1().neg_().log_()
+        log_not_p = log_not(log_probs)
         log_odds = _double(own) - _double(log_not_p[examples, classes])
         log_prob = _double(log_not_p.sum(-1)) + summed(labels.values * log_odds)
     own_probs = _double(probs[examples, classes])
@@ -293,6 +291,12 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
         "top_probs": top.exp().cpu(),
         "squared": squared.clamp(min=0),
     }
+
+
+def log_not(log_probs: Tensor) -> Tensor:
+    """Return log(1 − p) from log p; where p rounds to 1, 1 − p is taken as half the spacing of numbers there."""
+    nearest = -torch.finfo(log_probs.dtype).eps / 2
+    return log_probs.clamp(max=nearest).expm1().neg_().log_()
 
 
 def _double(values: Tensor) -> Tensor:
