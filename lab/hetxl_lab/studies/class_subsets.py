@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hetxl_train.data.dataset import Dataset, Fetched, Shown, Split
+from hetxl_train.data.dataset import Dataset, PartSplit, Split
 from hetxl_train.data.labels import Labels
 
 KINDS: tuple[Literal["known"], Literal["unknown"]] = ("known", "unknown")
@@ -20,28 +20,6 @@ class View(NamedTuple):
 
     kind: str  # "known" or "unknown"
     every: int  # one in this many classes is unknown
-
-
-class PartSplit(Split):
-    """Rows [n] of another split, with class ids [n] of their own."""
-
-    def __init__(self, source: Split, rows: np.ndarray, ids: np.ndarray):
-        self.source, self.rows = source, rows
-        self.labels = Labels(np.asarray(ids, dtype=np.int64))
-        self.workers = source.workers
-
-    def fetch(self, rows: np.ndarray, seeds: np.ndarray | None = None) -> Fetched:
-        """Read rows as the source reads them; rows that cannot be read are left out."""
-        rows = np.asarray(rows, dtype=np.int64)
-        fetched = self.source.fetch(self.rows[rows], seeds)
-        # The source says which of its rows it read; here they have other numbers.
-        own = {int(theirs): int(row) for theirs, row in zip(self.rows[rows], rows, strict=True)}
-        read = np.array([own[int(theirs)] for theirs in fetched.rows], dtype=np.int64)
-        return Fetched(fetched.inputs, read, fetched.unreadable)
-
-    def show(self, row: int) -> Shown:
-        """As the source shows it."""
-        return self.source.show(int(self.rows[row]))
 
 
 def check_view(text: str) -> View | None:
@@ -73,7 +51,7 @@ def apply_view(dataset: Dataset, text: str) -> Dataset:
         old = np.asarray(split.labels.ids)
         renamed = np.where(old >= 0, ids[np.maximum(old, 0)], -1)  # [n]
         rows = np.flatnonzero(renamed >= 0)
-        splits[name] = PartSplit(split, rows, renamed[rows])
+        splits[name] = PartSplit(split, rows, Labels(renamed[rows]))
     return dataclasses.replace(
         dataset,
         class_names=[dataset.class_names[index] for index in chosen],

@@ -13,6 +13,7 @@ Nothing of size N × K is kept: an audit has a few numbers for each label.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,23 @@ class Audit:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @cached_property
+    def is_suspect(self) -> np.ndarray:
+        """Return which labels have an alternative that is more probable, and as probable as where it is the label, [m].
+
+        The suggested class must reach the mean probability of its own labels, the threshold of confident learning:
+        where a model is unsure of a class everywhere, a lower probability of it says little about a label.
+        """
+        pairs = (self.label >= 0) & (self.suggestion >= 0)
+        top = int(max(self.label.max(initial=0), self.suggestion.max(initial=0))) + 1
+        counts = np.bincount(self.label[pairs], minlength=top)
+        means = np.bincount(self.label[pairs], self.label_prob[pairs], minlength=top) / np.maximum(counts, 1)
+        return (self.score > 0) & (~pairs | (self.suggestion_prob >= means[self.suggestion]))
+
     @property
     def suspects(self) -> int:
-        """Return the number of labels that have a more probable alternative."""
-        return int((self.score > 0).sum())
+        """Return the number of suspects."""
+        return int(self.is_suspect.sum())
 
     def take(self, which: np.ndarray) -> "Audit":
         """Return some labels, by index or by mask [m]."""
@@ -97,12 +111,12 @@ class Audit:
         """Return for each class its labels and those of them that are suspects, two arrays [K]."""
         has = self.label >= 0
         labels = np.bincount(self.label[has], minlength=num_classes)
-        return labels, np.bincount(self.label[has & (self.score > 0)], minlength=num_classes)
+        return labels, np.bincount(self.label[has & self.is_suspect], minlength=num_classes)
 
     def pair_errors(self, k: int = 20) -> list[tuple[int, int, int]]:
         """Return the k most frequent pairs among the suspects: label, suggestion and count."""
         integer_at_least("k", k, 1)
-        suspect = (self.score > 0) & (self.label >= 0) & (self.suggestion >= 0)
+        suspect = self.is_suspect & (self.label >= 0) & (self.suggestion >= 0)
         pairs, counts = np.unique(np.stack((self.label, self.suggestion))[:, suspect], axis=1, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:k]
         return [(int(pairs[0, i]), int(pairs[1, i]), int(counts[i])) for i in order]

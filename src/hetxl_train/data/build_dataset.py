@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
     seed: int = 0  # the seed of the split, if one is drawn
     classes: Sequence[str] | None = None  # class names of a trained run, or None to use those of the data
-    whole: bool = False  # use data without splits as one test split instead of splitting it
+    whole: bool = False  # use data without splits as one test split; without `classes`, draw none beside others either
 
 
 def split_name(path: Path, value: Any, number: int) -> str:
@@ -84,7 +84,7 @@ def assemble(
     for split, (_, raw) in parts.items():
         if len(raw) == 0:
             raise ValueError(f"{raw.source} has no rows for the split {split!r}")
-    if "train" not in parts and plan.classes is None:
+    if "train" not in parts and plan.classes is None and not plan.whole:
         raise ValueError(f"{name} has no training rows, found {some(parts)}")
     names, labels = match_classes({split: raw for split, (_, raw) in parts.items()}, class_names, plan.classes)
     splits = {split: make(inputs, labels[split], None) for split, (inputs, _) in parts.items()}
@@ -94,7 +94,8 @@ def assemble(
             raise ValueError(f"{source} has no label in any row")
         if len(names) < 2 and not labels["train"].multi:
             raise ValueError(f"{source} has a single class, {some(names)}; a classifier needs two or more")
-        missing = [split for split in SPLITS if split not in parts]
+        drawn = plan.classes is not None or not plan.whole
+        missing = [split for split in SPLITS if split not in parts and drawn]
         if missing:
             rows = split_rows(labels["train"], len(names), missing, plan.seed)
             for split in ("train", *missing):

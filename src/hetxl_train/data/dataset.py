@@ -96,6 +96,27 @@ class RelabelledSplit(Split):
         return self.source.show(row)
 
 
+class PartSplit(Split):
+    """Some rows [n] of another split, with their labels there or others."""
+
+    def __init__(self, source: Split, rows: np.ndarray, labels: Labels | None = None):
+        self.source, self.rows, self.workers = source, np.asarray(rows, dtype=np.int64), source.workers
+        self.labels = source.labels.subset(self.rows) if labels is None else labels
+
+    def fetch(self, rows: np.ndarray, seeds: np.ndarray | None = None) -> Fetched:
+        """Read rows as the source reads them; rows that cannot be read are left out."""
+        rows = np.asarray(rows, dtype=np.int64)
+        fetched = self.source.fetch(self.rows[rows], seeds)
+        # The source says which of its rows it read; here they have other numbers.
+        own = {int(theirs): int(row) for theirs, row in zip(self.rows[rows], rows, strict=True)}
+        read = np.array([own[int(theirs)] for theirs in fetched.rows], dtype=np.int64)
+        return Fetched(fetched.inputs, read, fetched.unreadable)
+
+    def show(self, row: int) -> Shown:
+        """Show a row as the source does."""
+        return self.source.show(int(self.rows[row]))
+
+
 class Stored:
     """A dataclass of arrays [m] int64, numbers and texts that has a .npz file: what was changed in the data."""
 

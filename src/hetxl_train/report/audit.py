@@ -1,0 +1,58 @@
+"""Write audit.html: the most suspicious labels as cards, to keep or to correct by click or key."""
+
+import base64
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hetxl_train import formatting as form
+from hetxl_train.data.dataset import Shown, Split
+from hetxl_train.examples import image_of
+from hetxl_train.report.html import created_at, write_page
+from hetxl_train.report.render import read_template, render
+from hetxl_train.report.tables import as_html, text_table
+
+SHOWN = 1000
+"""Suspects on the page; audit.csv has all."""
+TEXT = 600  # longer texts are cut
+
+
+def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, Any], split: Split, path: Path) -> Path:
+    """Write the page of an audit, whole or not at all, and return its path.
+
+    Args:
+        suspects: rows of audit.csv; the page shows the first `SHOWN`.
+        about: what audit.json says of the labels.
+        split: the rows of the data.
+    """
+    entries = [_card(entry, split.show(entry["row"])) for entry in itertools.islice(suspects, SHOWN)]
+    script = read_template("audit.js")
+    share = about["suspects"] / max(1, about["audited"])
+    pairs = [(pair["label"], pair["suggestion"], form.count(pair["suspects"])) for pair in about["pairs"]]
+    classes = [
+        (entry["class"], form.count(entry["labels"]), form.count(entry["suspects"]),
+         form.percent(entry["suspects"] / entry["labels"]))
+        for entry in about["classes"]
+    ]  # fmt: skip
+    text = render(
+        "audit.html",
+        title=f"Audit of {form.count(about['audited'])} labels",
+        facts=[f"{form.count(about['suspects'])} suspects ({form.percent(share)})", created_at(None)],
+        entries=entries,
+        # What a page would run is allowed by its hash alone: nothing that the data holds can be a script.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script=script,
+        ident=hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16],
+        pairs=as_html(text_table("Pairs", ("label", "suggestion", "suspects"), pairs)) if pairs else None,
+        classes=as_html(text_table("Classes", ("class", "labels", "suspects", "share"), classes)) if classes else None,
+    )
+    return write_page(path, text)
+
+
+def _card(entry: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
+    """Return what a card shows of a suspect."""
+    own = {key: entry[key] for key in ("row", "label", "suggestion", "reason")}
+    return own | {"image": image_of(shown), "text": shown.text and shown.text[:TEXT]}
