@@ -209,8 +209,8 @@ def risk_threshold(
     """Return the lowest confidence from which answers are wrong at most at a stated rate, and the share answered.
 
     With probability 1 − delta over the calibration examples, the error rate of answers at or above the threshold is at
-    most `risk`: thresholds are tested from the highest down, in `RISK_STEPS` steps, and the first whose Clopper–Pearson bound exceeds the
-    risk ends the search (fixed-sequence testing).
+    most `risk`. It is the lowest of `RISK_STEPS` thresholds whose Clopper–Pearson bound, at delta / RISK_STEPS each, is
+    at most the risk: all bounds hold together.
 
     Args:
         confidence: [n] of the most probable class.
@@ -227,15 +227,12 @@ def risk_threshold(
     order = np.argsort(-confidence, kind="stable")
     ordered, errors = confidence[order], np.cumsum(~correct[order])
     last = np.flatnonzero(np.append(np.diff(ordered) != 0, True))  # the end of each group of equal confidence
-    # A few steps: among the first handful of answers a single error would end the search.
-    steps = np.arange(1, RISK_STEPS + 1) * len(order) // RISK_STEPS
-    last = np.unique(last[np.searchsorted(last, np.maximum(steps - 1, 0)).clip(max=len(last) - 1)])
-    best = (math.inf, 0.0)
-    for index in last:
-        if _error_bound(int(errors[index]), int(index) + 1, delta) > risk:
-            break
-        best = (float(ordered[index]), (int(index) + 1) / len(order))
-    return best
+    steps = np.arange(1, RISK_STEPS + 1) * len(order) // RISK_STEPS - 1
+    ends = np.unique(last[np.searchsorted(last, np.maximum(steps, 0))])
+    for index in ends[::-1]:
+        if _error_bound(int(errors[index]), int(index) + 1, delta / RISK_STEPS) <= risk:
+            return float(ordered[index]), (int(index) + 1) / len(order)
+    return math.inf, 0.0
 
 
 def _error_bound(errors: int, count: int, delta: float) -> float:
