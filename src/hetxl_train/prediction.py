@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,24 @@ from hetxl._checks import integer_at_least
 from hetxl._files import whole_file
 from hetxl._seeds import derive_seed
 from hetxl.nn import Prediction
+from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data import open_inputs
+from hetxl_train.data.manifests import SEPARATOR
 from hetxl_train.distributed import find_device
 from hetxl_train.model import feature_batches
-from hetxl_train.runs import load_run
+from hetxl_train.runs import Trained, load_run
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 DOUBT = ("entropy", "from_noise", "confused_with", "correlation")
+GUARANTEED = ("set_size", "set", "answer")
+"""Columns of a calibrated run: its prediction set, and the class it answers with, empty if it is not sure enough."""
 
 
 def predict(
     run: str | Path, inputs: str, out: Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
-    target: str = "observed", seed: int = 0, workers: int = 2, device: str = "auto", console: Console | None = None,
+    target: str = "observed", coverage: float | None = None, risk: float | None = None, seed: int = 0,
+    workers: int = 2, device: str = "auto", console: Console | None = None,
 ) -> int:  # fmt: skip
     """Write the top classes of every input, with probabilities and where the doubt comes from; return how many inputs.
 
@@ -34,6 +40,8 @@ def predict(
         inputs: array file, image, directory of images or manifest, of the kind the run was trained on.
         out: .csv, .jsonl or .parquet.
         method: of `head.predict`, as are the target, the seed and S, by default the run's `eval_samples`.
+        coverage: adds prediction sets; that of `hetxl calibrate`.
+        risk: adds the answer where it is safe enough; that of `hetxl calibrate`.
     """
     console = console or Console()
     out = Path(out)
@@ -41,19 +49,25 @@ def predict(
         raise ValueError(f"--out must end with {', '.join(FORMATS)}, found {out}")
     integer_at_least("top_k", top_k, 1)
     trained = load_run(run, find_device(device))
+    calibration = _calibration(trained, coverage, risk)
     split = open_inputs(inputs, trained.spec)
     model_device = next(trained.model.parameters()).device
     generator = torch.Generator(model_device).manual_seed(derive_seed(seed, 16))
     head: Any = trained.model.head
     count, written = min(top_k, len(trained.class_names)), 0
     batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, model_device)
-    with _writing(out, count) as write, console.bar("predicting", len(split)) as bar:
+    uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
+    with _writing(out, count, calibration is not None) as write, console.bar("predicting", len(split)) as bar:
         for features, rows in batches:
             options = {"method": method, "num_samples": num_samples, "generator": generator, "target": target}
             prediction = head.predict(features.to(model_device), top_k=count, **options)
             shown = [split.show(int(row)) for row in rows]
             sources = [item.image or item.text for item in shown]
-            write(list(rows_of(prediction, trained.class_names, rows, sources)))
+            records = list(rows_of(prediction, trained.class_names, rows, sources))
+            if calibration is not None:
+                whole = head.predict(features.to(model_device), **options) if calibration.needs_all else prediction
+                _guarantee(records, calibration, whole, trained.class_names, uniform)
+            write(records)
             written += len(rows)
             bar.to(int(rows[-1]) + 1)
     if written < len(split):
@@ -89,10 +103,49 @@ def rows_of(
         }
 
 
+def _calibration(trained: Trained, coverage: float | None, risk: float | None) -> Calibration | None:
+    """Return the calibration of a run if it is for this coverage and risk; None if neither is asked for.
+
+    Thresholds of several labels are used wherever a run has them.
+    """
+    run = trained.run.path
+    if coverage is None and risk is None:
+        known = trained.link == "sigmoid" and (run / FILE).exists()
+        return Calibration.load(run) if known else None
+    calibration = Calibration.load(run)
+    calibrated = None if calibration.conformal is None else calibration.conformal.coverage
+    for name, asked, known in (("coverage", coverage, calibrated), ("risk", risk, calibration.risk)):
+        if asked is not None and asked != known:
+            raise ValueError(
+                f"{run} is calibrated for {name} {known}, got {asked}; run hetxl calibrate --{name} {asked}"
+            )
+    conformal = None if coverage is None else calibration.conformal
+    return replace(calibration, conformal=conformal, risk=risk)
+
+
+def _guarantee(
+    records: list[dict[str, Any]], calibration: Calibration, prediction: Prediction, names: Sequence[str],
+    uniform: torch.Generator,
+) -> None:  # fmt: skip
+    """Add prediction sets and answers to records in place; `prediction` is over all classes for sets."""
+    for record in records:
+        sure = calibration.confidence is not None and record["top"][0][1] >= calibration.confidence
+        record |= dict.fromkeys(GUARANTEED) | {"answer": record["top"][0][0] if calibration.risk and sure else None}
+    chosen_classes: Sequence[Any] = ()
+    if calibration.thresholds is not None:
+        chosen_classes = [np.flatnonzero(row >= calibration.thresholds) for row in prediction.probs.cpu().numpy()]
+    elif calibration.conformal is not None:
+        u = torch.rand(len(records), generator=uniform, dtype=torch.float64).to(prediction.probs.device)
+        chosen_classes = calibration.conformal.sets(prediction.probs, u)
+    for record, classes in zip(records, chosen_classes, strict=bool(chosen_classes)):
+        record |= {"set_size": len(classes), "set": SEPARATOR.join(str(names[int(label)]) for label in classes)}
+
+
 @contextmanager
-def _writing(path: Path, top_k: int) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
+def _writing(path: Path, top_k: int, guaranteed: bool) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
     """Yield a function that adds records to a file, which gets its name when it is whole."""
-    columns = list(_flat({"top": [("", 0.0)] * top_k} | dict.fromkeys(("row", "source", *DOUBT))))
+    keys = ("row", "source", *DOUBT, *(GUARANTEED if guaranteed else ()))
+    columns = list(_flat({"top": [("", 0.0)] * top_k} | dict.fromkeys(keys)))
     with whole_file(path) as temporary:
         if path.suffix == ".parquet":
             with _parquet(temporary, columns) as write:
@@ -112,7 +165,7 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     columns = {"row": record["row"], "source": record["source"]}
     for number, (name, probability) in enumerate(record["top"], 1):
         columns |= {f"class_{number}": name, f"probability_{number}": probability}
-    return columns | {key: record[key] for key in DOUBT}
+    return columns | {key: record[key] for key in (*DOUBT, *GUARANTEED) if key in record}
 
 
 @contextmanager
@@ -123,7 +176,8 @@ def _parquet(path: Path, columns: list[str]) -> Iterator[Callable[[list[dict[str
     except ImportError:
         raise ImportError("a .parquet file needs pyarrow: pip install pyarrow") from None
     arrow: Any = pyarrow
-    kinds = {"row": arrow.int64(), "source": arrow.string(), "confused_with": arrow.string()}
+    kinds = {"row": arrow.int64(), "set_size": arrow.int64()}
+    kinds |= dict.fromkeys(("source", "confused_with", "set", "answer"), arrow.string())
     kinds |= {name: arrow.string() for name in columns if name.startswith("class_")}
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
     with arrow.parquet.ParquetWriter(path, schema) as file:

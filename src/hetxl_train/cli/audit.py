@@ -26,7 +26,10 @@ audit = typer.Typer(cls=_DataFirst, no_args_is_help=True, rich_markup_mode=None,
 
 @audit.callback()
 def _group() -> None:
-    """Find labels that are probably wrong (hetxl audit DATA --out DIR), and correct them (hetxl audit apply)."""
+    """Find labels that are probably wrong, and correct them.
+
+    hetxl audit DATA --out DIR ranks the labels; hetxl audit apply corrects them in a new file.
+    """
 
 
 @audit.command(cls=SectionedCommand)

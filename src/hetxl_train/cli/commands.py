@@ -129,6 +129,7 @@ COMMANDS = {
     "rescale": (f"{_HERE}.run:rescale", "Fit τ and the noise scale of a trained run to labels that you trust."),
     "evaluate": (f"{_HERE}.run:evaluate", "Evaluate a run on its test split, or on other data of the same classes."),
     "predict": (f"{_HERE}.run:predict", "Write the most probable classes of new inputs, with their uncertainty."),
+    "calibrate": (f"{_HERE}.run:calibrate", "Calibrate prediction sets and answers with a guarantee."),
     "audit": (f"{_HERE}.audit:audit", "Find labels that are probably wrong, and correct them."),
     "export": (f"{_HERE}.run:export", "Write a trained model as one file: ONNX, torch.export, or the head alone."),
     "report": (f"{_HERE}.run:report", "Write report.html: one file with every plot and table of some runs."),

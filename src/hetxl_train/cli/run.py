@@ -1,4 +1,4 @@
-"""The commands that use trained runs: `hetxl evaluate`, `predict`, `export`, `rescale` and `report`."""
+"""The commands that use trained runs: `hetxl evaluate`, `predict`, `calibrate`, `export`, `rescale` and `report`."""
 
 import json
 from pathlib import Path
@@ -54,6 +54,8 @@ def predict(
     method: Method = "mc",
     num_samples: Samples = None,
     target: Target = "observed",
+    coverage: Annotated[float | None, optional("Add prediction sets, of the coverage of hetxl calibrate.")] = None,
+    risk: Annotated[float | None, optional("Add answers, of the risk of hetxl calibrate.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise samples.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
     device: Device = "auto",
@@ -65,8 +67,38 @@ def predict(
     from hetxl_train.prediction import predict as run_prediction
 
     options = {"method": method, "num_samples": num_samples, "target": target, "seed": seed}
+    options |= {"coverage": coverage, "risk": risk}
     written = run_prediction(run, inputs, out, top_k=top_k, workers=workers, device=device, **options)
     typer.echo(f"{written:,} rows in {out}")
+
+
+def calibrate(
+    run: RunArgument,
+    data: Annotated[str | None, argument("Labelled data that the run has not seen [its validation split].")] = None,
+    *,
+    coverage: Annotated[float | None, optional("Coverage of prediction sets, such as 0.9.")] = None,
+    score: Annotated[str, typer.Option(help="Score of a class: lac, aps or raps.")] = "raps",
+    grouping: Annotated[str, typer.Option(help="Coverage over all examples or by class: marginal, class or clustered.")
+                        ] = "marginal",
+    risk: Annotated[float | None, optional("Error rate that answers may have, such as 0.05.")] = None,
+    precision: Annotated[float | None, optional("Several labels: precision of each [best F1].")] = None,
+    labels: Annotated[str | None, optional("File with the labels of DATA.")] = None,
+    device: Device = "auto",
+) -> None:  # fmt: skip
+    """Calibrate prediction sets and answers with a guarantee.
+
+    A set holds the label as often as --coverage asks for; answers are wrong at most as often as --risk allows. Writes
+    calibration.json into the run, which hetxl predict --coverage and --risk use.
+    """
+    from hetxl_train.calibration import calibrate_run
+
+    options = {"coverage": coverage, "score": score, "grouping": grouping, "risk": risk, "precision": precision}
+    about = calibrate_run(run, data, labels=labels, device=device, **options)
+    typer.echo(f"Calibrated on {about['examples']:,} examples ({about['data']})")
+    if test := about.get("test"):
+        typer.echo(f"Test split: coverage {test['coverage']:.1%}, mean set size {test['set_size']:.2f}")
+    if risk is not None:
+        typer.echo(f"At risk {risk:g}, {about['answered']:.1%} of the examples get an answer")
 
 
 def export(

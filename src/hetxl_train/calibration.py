@@ -1,0 +1,191 @@
+"""`hetxl calibrate`: prediction sets and answers with a guarantee, for a trained run, by examples it has not seen."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl._files import read_json, write_json
+from hetxl._seeds import derive_seed
+from hetxl.functional import IGNORE_INDEX, LabelLists
+from hetxl.metrics.conformal import Conformal, ScoreOptions, calibrate, label_scores, label_thresholds, risk_threshold
+from hetxl.metrics.records import MAX_BYTES
+from hetxl.metrics.summary import BANDS, class_bands
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import Dataset, Split
+from hetxl_train.distributed import find_device
+from hetxl_train.evaluate_runs import data_for
+from hetxl_train.model import feature_batches
+from hetxl_train.runs import Trained, load_run
+
+FILE = "calibration.json"
+MAX_ENTRIES = 2**28
+"""Probabilities of several labels, n × K, that are in memory for their thresholds."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `hetxl calibrate` found for a run; `predict` reads it."""
+
+    conformal: Conformal | None = None
+    risk: float | None = None  # error rate of the answers at or above the confidence
+    confidence: float | None = None
+    thresholds: np.ndarray | None = None  # [K], from which probability a label is given (several labels)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it needs the probabilities of all classes."""
+        return self.conformal is not None or self.thresholds is not None
+
+    @staticmethod
+    def load(run: Path) -> "Calibration":
+        """Read the calibration of a run."""
+        path = run / FILE
+        if not path.exists():
+            raise FileNotFoundError(f"{run} is not calibrated; run hetxl calibrate {run} first")
+        about = read_json(path)
+        conformal = None
+        if "coverage" in about:
+            limits = np.array([np.inf if value is None else value for value in about["class_thresholds"]])
+            options = ScoreOptions(**about["score"])
+            conformal = Conformal(about["coverage"], options, limits, about["grouping"], about["examples"])
+        labels = about.get("label_thresholds")
+        thresholds = None if labels is None else np.array([np.inf if value is None else value for value in labels])
+        return Calibration(conformal, about.get("risk"), about.get("confidence"), thresholds)
+
+
+def calibrate_run(
+    run: str | Path, data: str | None = None, *, coverage: float | None = None, score: str = "raps",
+    grouping: str = "marginal", risk: float | None = None, precision: float | None = None, labels: str | None = None,
+    device: str = "auto", seed: int = 0, console: Console | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Calibrate a run, write calibration.json into its directory, and return its content.
+
+    Args:
+        data: labelled data that the run has not seen; None for its validation split. Then the test split, if there is
+            one, shows the coverage that is reached.
+        coverage: of prediction sets, such as 0.9.
+        score: of `hetxl.metrics.conformal.SCORES`.
+        grouping: of `hetxl.metrics.conformal.GROUPINGS`.
+        risk: error rate that answers may have, such as 0.05.
+        precision: several labels: of every label that is given; None for the best F1 of each.
+        labels: file with the labels of `data`.
+    """
+    console = console or Console()
+    trained = load_run(run, find_device(device))
+    dataset = data_for(trained, data, labels)
+    name = "test" if data is not None else "validation"
+    if name not in dataset.splits:
+        raise ValueError(f"{trained.run.path} has no validation split; pass labelled data that the run has not seen")
+    about: dict[str, Any] = {"data": data or "validation split", "examples": len(dataset.splits[name])}
+    if trained.link == "sigmoid":
+        if coverage is not None or risk is not None:
+            raise ValueError("coverage and risk are for one label a row; runs with several labels take precision alone")
+        about |= _several_labels(trained, dataset.splits[name], precision, seed, console)
+    else:
+        if coverage is None and risk is None:
+            raise ValueError("give --coverage for prediction sets, --risk for answers of a stated error rate, or both")
+        about |= _one_label(trained, dataset, name, coverage, ScoreOptions(score), grouping, risk, seed, console)
+    write_json(trained.run.path / FILE, about)
+    return about
+
+
+def _several_labels(
+    trained: Trained, split: Split, precision: float | None, seed: int, console: Console
+) -> dict[str, Any]:
+    classes = len(trained.class_names)
+    if len(split) * classes > MAX_ENTRIES:
+        rows = MAX_ENTRIES // classes
+        raise ValueError(f"calibrating {classes:,} labels takes at most {rows:,} rows, got {len(split):,}; pass fewer")
+    probs, labels = [], []
+    for part, targets, _ in predicted(trained, split, seed, console):
+        lists = targets
+        if isinstance(lists, Tensor):  # the sigmoid link with one label a row
+            lists = LabelLists.from_lists([[label] for label in lists.tolist()])
+        probs.append(part.float().cpu().numpy())
+        labels.append(lists.dense(classes).cpu().numpy())
+    thresholds = label_thresholds(np.concatenate(probs), np.concatenate(labels), precision)
+    return {"precision": precision, "label_thresholds": _finite(thresholds)}
+
+
+def _one_label(
+    trained: Trained, dataset: Dataset, name: str, coverage: float | None, options: ScoreOptions, grouping: str,
+    risk: float | None, seed: int, console: Console,
+) -> dict[str, Any]:  # fmt: skip
+    about: dict[str, Any] = {}
+    scores, labels, confidence, correct = [], [], [], []
+    for probs, targets, u in predicted(trained, dataset.splits[name], seed, console):
+        assert isinstance(targets, Tensor)
+        scores.append(label_scores(probs, targets, u, options).cpu().numpy())
+        labels.append(targets.numpy())
+        top = probs.max(-1)
+        confidence.append(top.values.double().cpu().numpy())
+        correct.append((top.indices.cpu() == targets).numpy())
+    every = np.concatenate(labels)
+    if coverage is not None:
+        classes = len(trained.class_names)
+        conformal = calibrate(np.concatenate(scores), every, classes, coverage, options, grouping, seed)
+        about |= {"coverage": coverage, "score": asdict(options), "grouping": grouping}
+        about["class_thresholds"] = _finite(conformal.thresholds)
+        if name == "validation" and "test" in dataset.splits:
+            about["test"] = measure_sets(trained, dataset.splits["test"], conformal, seed, console)
+    if risk is not None:
+        limit, share = risk_threshold(np.concatenate(confidence), np.concatenate(correct), risk)
+        about |= {"risk": risk, "confidence": None if np.isinf(limit) else limit, "answered": share}
+    return about
+
+
+def measure_sets(trained: Trained, split: Split, conformal: Conformal, seed: int, console: Console) -> dict[str, Any]:
+    """Return coverage and mean size of the sets of a split: of all examples, and by how frequent their classes are."""
+    hits, sizes, labels = [], [], []
+    for probs, targets, u in predicted(trained, split, seed + 1, console):
+        assert isinstance(targets, Tensor)
+        for label, chosen in zip(targets.tolist(), conformal.sets(probs, u), strict=True):
+            hits.append(label in chosen)
+            sizes.append(len(chosen))
+            labels.append(label)
+    hit, size = np.array(hits), np.array(sizes)
+    about: dict[str, Any] = {"examples": len(hit), "coverage": float(hit.mean()), "set_size": float(size.mean())}
+    if trained.class_counts is not None:
+        band = class_bands(np.asarray(trained.class_counts))[np.array(labels)]
+        for number, name in enumerate(BANDS):
+            if (band == number).any():
+                about[f"coverage_{name}"] = float(hit[band == number].mean())
+                about[f"set_size_{name}"] = float(size[band == number].mean())
+    return about
+
+
+@torch.no_grad()
+def predicted(
+    trained: Trained, split: Split, seed: int, console: Console
+) -> Iterator[tuple[Tensor, Tensor | LabelLists, Tensor]]:
+    """Yield probabilities [b, K], labels and uniform numbers [b] of the labelled rows of a split."""
+    rows = np.arange(len(split))
+    if not split.labels.multi:
+        rows = np.flatnonzero(np.asarray(split.labels.ids) != IGNORE_INDEX)
+    if not len(rows):
+        raise ValueError("the data has no labelled row to calibrate on")
+    model = trained.model
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(derive_seed(seed, 23))
+    uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
+    block = max(1, MAX_BYTES // (4 * len(trained.class_names)))
+    with console.bar("calibrating", len(rows)) as bar:
+        done = 0
+        for features, batch in feature_batches(model.backbone, split, rows, trained.run.config.workers, device):
+            for start in range(0, len(batch), block):
+                some = batch[start : start + block]
+                prediction = model.head.predict(features[start : start + block].to(device), generator=generator)
+                u = torch.rand(len(some), generator=uniform, dtype=torch.float64).to(device)
+                yield prediction.probs, split.labels.take(some), u
+            done += len(batch)
+            bar.to(done)
+
+
+def _finite(values: np.ndarray) -> list[float | None]:
+    """Return numbers for JSON: infinity is null."""
+    return [float(value) if np.isfinite(value) else None for value in values]
