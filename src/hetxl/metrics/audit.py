@@ -6,7 +6,8 @@ A label is compared with the most probable other class. The score is the differe
 
 which lies between the two scores in common use: power 1 is the margin, better where labels are mistaken for similar
 classes, and power → 0 the log-ratio, which ranks as the label's own probability does, better where wrong labels are
-random. A power of 1/4 finds wrong labels of either kind at least as well as the better one (lab/docs/experiments.md).
+random. A power of 1/4 was within 0.004 of the better one's average precision in 12 settings, and above both in three
+(lab/docs/experiments.md).
 
 Nothing of size N × K is kept: an audit has a few numbers for each label.
 """
