@@ -54,9 +54,10 @@ def wrong_words(line: str) -> list[str]:
         name = words.pop(0)
         if name.isupper() or name == "…":
             return []
-        if name not in command.commands:
+        default = getattr(command, "default", None)
+        if name not in command.commands and default is None:
             return [name]
-        command = command.commands[name]
+        command = command.commands.get(name) or command.commands[default]
         command = command.load() if isinstance(command, LazyCommand) else command
     options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
     return [word for word in words if word.startswith("--") and word.split("=")[0] not in options]

@@ -14,10 +14,12 @@ from hetxl_train.cli.train import DATA
 class _DataFirst(TyperGroup):
     """A group whose first argument may be data: `hetxl audit DATA` is `hetxl audit find DATA`."""
 
+    default = "find"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command in front of data."""
         if args and args[0] not in (*self.commands, "-h", "--help"):
-            args = ["find", *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
