@@ -82,6 +82,15 @@ def test_finished_folds_are_not_trained_again(arrays: tuple[Path, np.ndarray], m
     assert (directory / "audit" / "audit.csv").read_bytes() == before
 
 
+def test_command_audits_data(arrays: tuple[Path, np.ndarray]):
+    directory, _ = arrays
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in STEPS.items()]
+    audit = str(directory / "audit")
+    result = CliRunner().invoke(app, ["audit", str(directory / "data.npz"), "--out", audit, "--folds", "2", *flags])
+    assert result.exit_code == 0, result.output
+    assert "of 240 labels are suspects" in result.output
+
+
 def test_top_suspects_are_corrected_in_a_new_file(arrays: tuple[Path, np.ndarray]):
     directory, wrong = arrays
     original = (directory / "data.npz").read_bytes()

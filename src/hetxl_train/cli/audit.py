@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from hetxl_train.cli.commands import SectionedCommand, argument, optional
 from hetxl_train.cli.options import Settings, config_flags, resolve_preset
 from hetxl_train.cli.train import DATA
+from hetxl_train.config import TrainConfig
 
 
 class _DataFirst(TyperGroup):
@@ -51,7 +52,7 @@ def find(
     """
     from hetxl_train.audit import audit_data
 
-    config = resolve_preset(settings, data, instead={"out": "--out"})
+    config = resolve_preset(settings, data, TrainConfig, instead={"out": "--out"})
     result = audit_data(config, out, folds=folds, run=run)
     typer.echo(f"{result.audit.suspects:,} of {len(result.audit):,} labels are suspects; see {out / 'audit.csv'}")
     typer.echo(f"Decide in {out / 'audit.html'}, then run hetxl audit apply decisions.csv --audit {out} --out FILE")
