@@ -106,8 +106,8 @@ def compared(heads: Heads, options: argparse.Namespace) -> tuple[Row, str]:
     same, right, off, left_out = 0, 0, 0.0, 0.0
     for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
         first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))
-        same += int((first.labels == second.labels).sum())
-        right += int((second.labels == labels).sum())
+        same += int((first.top_class == second.top_class).sum())
+        right += int((second.top_class == labels).sum())
         off = max(off, float((first.probs[:, 0] - second.probs[:, 0]).abs().max()))
         assert first.left_out is not None
         left_out += float(first.left_out.sum())

@@ -7,6 +7,7 @@ loss = head(features, labels)                                    # was: cross_en
 prediction = head.predict(features, top_k=5)
 
 model = hetxl.convert(model)                                     # or a whole model, its last layer swapped
+model = hetxl.add_noise(model, (inputs, labels))                 # or noise for one that is trained already
 """
 
 import importlib
@@ -17,7 +18,7 @@ from hetxl._version import __version__
 
 if TYPE_CHECKING:
     from hetxl import classifiers, contrastive, functional, integrations, metrics, nn
-    from hetxl.integrations.convert import convert, fused_loss, predict, revert
+    from hetxl.integrations.convert import add_noise, convert, fused_loss, predict, revert
     from hetxl.nn import (
         DetHead,
         FixedTemperature,
@@ -38,6 +39,7 @@ __all__ = [
     "LearnedTemperature",
     "Prediction",
     "__version__",
+    "add_noise",
     "build_head",
     "classifiers",
     "contrastive",
@@ -53,7 +55,7 @@ __all__ = [
 
 _moved.install()
 _PACKAGES = ("classifiers", "contrastive", "functional", "integrations", "metrics", "nn")
-_CONVERSION = ("convert", "fused_loss", "predict", "revert")
+_CONVERSION = ("add_noise", "convert", "fused_loss", "predict", "revert")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,16 @@
 import difflib
 import math
 from collections.abc import Collection
+from typing import TypeVar, cast
+
+Name = TypeVar("Name", bound=str)
 
 
-def one_of(name: str, value: object, allowed: Collection[str]) -> None:
-    """Raise unless `value` is one of the `allowed` names; a near miss gets a suggestion."""
-    if value in allowed:
-        return
+def one_of(name: str, value: object, allowed: Collection[Name]) -> Name:
+    """Return `value` if it is one of the `allowed` names, or raise; a near miss gets a suggestion."""
+    for choice in allowed:
+        if choice == value:
+            return choice
     near = difflib.get_close_matches(str(value), list(allowed), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     choices = ", ".join(repr(choice) for choice in allowed)
@@ -23,6 +27,13 @@ def integer_at_least(name: str, value: object, minimum: int) -> int:
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, found {value}")
     return value
+
+
+def integer_between(name: str, value: object, minimum: int, maximum: int) -> int:
+    """Return `value` as an int from `minimum` to `maximum`, or raise."""
+    if integer_at_least(name, value, minimum) > maximum:
+        raise ValueError(f"{name} must be at most {maximum:,}, found {value}")
+    return cast("int", value)
 
 
 def positive_float(name: str, value: object) -> float:

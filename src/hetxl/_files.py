@@ -5,18 +5,23 @@ a process that is killed, or a machine that loses power, leaves the old content 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _BLOCK = 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOST = (*_FULL, errno.EIO)
+"""Errors of a flush that mean lost bytes; others, that the system cannot flush this kind of file."""
 
 
 @contextlib.contextmanager
@@ -24,7 +29,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a temporary directory; unless an error is raised, it and what else was written
     there, under names that begin with its own, move to the directory of `path`, which is created if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
+    with _naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         yield Path(directory) / path.name
         for file in sorted(Path(directory).iterdir(), reverse=True):  # NAME.data before the NAME that needs it
             file.chmod(0o644)
@@ -37,17 +42,29 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to write files to, which replaces `path` unless an error is raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    with _naming(path):
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            sync_tree(temporary)
+            if path.exists():
+                shutil.rmtree(path)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in the error of a full disk: that of a write names none."""
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        sync_tree(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or "rerun" in str(error.strerror):
+            raise
+        raise OSError(error.errno, f"{error.strerror}; free some space and rerun the command", str(path)) from None
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -68,12 +85,40 @@ def write_json(path: Path, content: Any, indent: int = 2) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON; the error of a file that is not JSON names it."""
+def read_json(path: Path, kind: type | None = None) -> Any:
+    """Read JSON, of a kind such as dict if one is stated; the error of a file that is not that names it."""
+    return parse_json(path.read_bytes(), str(path), kind)
+
+
+def parse_json(text: str | bytes, source: str, kind: type | None = None) -> Any:
+    """Return the content of JSON text; raise a ValueError that names its source for anything else.
+
+    NaN and infinite numbers are not JSON, and nesting too deep for Python to read is damage.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
+        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError(f"{source} is not valid JSON: it is nested too deeply") from None
+    except ValueError as error:  # of the decoder, of UTF-8, of an integer with too many digits
+        raise ValueError(f"{source} is not valid JSON: {error}") from None
+    if kind is not None and not isinstance(content, kind):
+        raise ValueError(f"{source} must hold a JSON {_KINDS[kind]}, found {_shortened(content)}")
+    return content
+
+
+_KINDS = {dict: "object", list: "list", str: "text"}
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def _shortened(content: Any) -> str:
+    name = _KINDS.get(type(content))
+    return f"{content!r:.40}" if name is None else f"a {name}" if name != "object" else "an object"
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
@@ -88,6 +133,20 @@ def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
     """Write arrays, numbers and texts by name as a compressed .npz file, whatever its suffix."""
     with whole_file(path) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add its own ending
         np.savez_compressed(file, **values)
+
+
+def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """Read the named arrays of a .npz file, or all; raise a ValueError that names the file if that fails."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {name: file[name] for name in (file.files if names is None else names)}
+    except Exception as error:  # numpy, zipfile, zlib, lzma and ast each raise their own for damaged bytes
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        reason = "Python objects are never loaded" if "pickle" in reason else reason
+        raise ValueError(f"{path} is not an .npz file of arrays ({reason})") from None
 
 
 def sha256_of(path: Path, advance: Callable[[int], None] | None = None) -> str:
@@ -117,7 +176,8 @@ def sync(path: Path) -> None:
         return
     try:
         os.fsync(handle)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno in _LOST:
+            raise
     finally:
         os.close(handle)

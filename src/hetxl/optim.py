@@ -1,8 +1,9 @@
 """How a model with a head is trained: defaults by what is trained, parameter groups, the learning rate over the steps,
 the start of the bias, and the prior on a head's weights."""
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from hetxl._checks import one_of
+from hetxl.functional.flips import FlipRate, fit_flip_rate, flipped
 
-SCHEDULES = ("linear", "cosine", "constant")
+SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ PRIOR = 30.0
 """Where there are no held-out rows to choose by."""
 LOGITS = 2**24
 """Held-out logits that `choose_prior` has in memory at a time."""
+MOST_FLIPS = 0.8
+"""An estimate above this share of flipped labels is not believed: nothing was learned."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An AdamW recipe for a model with a head.
+    """How a model with a head is trained.
 
     Attributes:
         learning_rate: peak learning rate.
@@ -64,10 +68,12 @@ class Recipe:
         noise_start: share of the steps that train without noise. The schedule starts anew after them.
         warmup: steps of linear warm-up; below 1 a share of all steps.
         warmup_from: learning rate that warm-up starts from.
-        schedule: decay to zero, "cosine" or "linear", or "constant".
-        beta1: AdamW's first decay rate.
+        schedule: decay to zero, "cosine" or "linear"; "inverse_sqrt", with 1 / √step; or "constant".
+        beta1: AdamW's first decay rate; the momentum of "sgd".
         beta2: AdamW's second decay rate.
         precision: "float16" where gradients are scaled, which a fused step does not support.
+        optimizer: "adamw" or "sgd", of torch, or the name of one of timm, such as "adafactor", "lamb" or "lion".
+        layer_decay: factor of the learning rate from each layer of the backbone to the one below.
     """
 
     learning_rate: float = 1e-3
@@ -82,6 +88,8 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.999
     precision: str = "float32"
+    optimizer: str = "adamw"
+    layer_decay: float = 1.0
 
     def __post_init__(self):
         one_of("schedule", self.schedule, SCHEDULES)
@@ -92,12 +100,15 @@ class Recipe:
                 raise ValueError(f"{name} must be at least 0, found {getattr(self, name)}")
 
 
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict]:
+def parameter_groups(model: nn.Module, recipe: Recipe, depths: Mapping[str, int] | None = None) -> list[dict]:
     """Group parameters by what the recipe does with them; weight decay is off for τ, biases and the gains of norms.
+
+    Args:
+        depths: for layer-wise decay, how many layers lie above that of a parameter; 0 for those without.
 
     Returns:
         Groups for an optimiser, each with "name", "scale" (its multiple of the learning rate) and "names". The
-        covariance has groups of its own where its recipe is one of its own.
+        covariance has groups of its own where its recipe is one of its own, as have the layers with layer-wise decay.
     """
     groups: dict[str, dict[str, Any]] = {
         "decayed": {"weight_decay": recipe.weight_decay, "scale": 1.0},
@@ -120,17 +131,43 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict]:
             kind = "temperature"
         elif apart and name.startswith(("head.covariance.", "covariance.")):
             kind = f"noise {kind}"
+        if recipe.layer_decay != 1 and (depth := (depths or {}).get(name, 0)):
+            shared, kind = groups[kind], f"{kind}, {depth} below the head"
+            scale = shared["scale"] * recipe.layer_decay**depth
+            groups.setdefault(kind, {**shared, "scale": scale, "name": kind, "params": [], "names": []})
         groups[kind]["params"].append(parameter)
         groups[kind]["names"].append(name)
     return [group for group in groups.values() if group["params"]]
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe) -> optim.AdamW:
-    """Return AdamW over the groups; fused where torch supports it, but for scaled gradients."""
-    groups = parameter_groups(model, recipe)
+def build_optimizer(model: nn.Module, recipe: Recipe) -> optim.Optimizer:
+    """Return the optimiser of a recipe over the parameters of a model."""
+    return optimizer_over(parameter_groups(model, recipe), recipe)
+
+
+def optimizer_over(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
+    """Return the optimiser of a recipe over groups of parameters; steps of AdamW and SGD are fused where torch supports
+    it, but for scaled gradients."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     fused = devices <= {"cpu", "cuda"} and recipe.precision != "float16"
-    return optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=fused)
+    if recipe.optimizer == "adamw":
+        return optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=fused)
+    if recipe.optimizer == "sgd":
+        return optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.beta1, fused=fused)
+    return _timm_optimizer(groups, recipe)
+
+
+def _timm_optimizer(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
+    try:
+        from timm.optim import create_optimizer_v2, list_optimizers
+    except ImportError:
+        raise ImportError(f"optimizer {recipe.optimizer!r} needs timm: pip install 'hetxl[timm]'") from None
+    if recipe.optimizer not in (known := list_optimizers()):
+        near = difflib.get_close_matches(recipe.optimizer, known, 1, 0.0)
+        raise ValueError(
+            f"optimizer must be adamw, sgd or one of timm's, found {recipe.optimizer!r}; did you mean {near[0]!r}?"
+        )
+    return create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.learning_rate, momentum=recipe.beta1)
 
 
 def noise_free_steps(steps: int, recipe: Recipe) -> int:
@@ -152,6 +189,8 @@ def learning_rate_at(step: int, steps: int, recipe: Recipe) -> float:
         return start + (peak - start) * (step + 1) / warmup
     if recipe.schedule == "constant":
         return peak
+    if recipe.schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(warmup, 1) / (step + 1)) if step >= warmup else peak
     done = (step - warmup) / max(steps - warmup, 1)
     return peak * (1 - done if recipe.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
@@ -216,6 +255,7 @@ def choose_prior(
     weight: Tensor | None = None,
     held_out_weight: Tensor | None = None,
     link: str = "softmax",
+    flip_rate: float = 0.0,
     steps: int = 200,
     batch_size: int = 256,
     seed: int = 0,
@@ -233,46 +273,137 @@ def choose_prior(
         num_classes: K
         weight: [n], how often each row counts; None for once.
         held_out_weight: [m]
+        flip_rate: ε of the labels, as of a head.
     """
-    rows, size = features.shape
-    weight = features.new_ones(rows) if weight is None else weight
-    held_out_weight = features.new_ones(len(held_out_features)) if held_out_weight is None else held_out_weight
-    # Without its own start: the caller's random numbers stay as they are.
-    classifier = nn.utils.skip_init(nn.Linear, size, num_classes, device=features.device, dtype=features.dtype)
-    for parameter in classifier.parameters():
-        nn.init.zeros_(parameter)
-    generator = torch.Generator().manual_seed(seed)
-    recipe = Recipe(DEFAULTS["head"].learning_rate, weight_decay=0.0)
+    train, held_out = (
+        _Rows.of(features, targets, weight),
+        _Rows.of(held_out_features, held_out_targets, held_out_weight),
+    )
+    fit = _LinearFit(train, num_classes, link, flip_rate, steps, batch_size, seed)
     losses: dict[float, float] = {}
-    block = max(1, LOGITS // num_classes)  # held-out rows at a time
     for prior in PRIORS:
-        optimizer = build_optimizer(classifier, recipe)
-        penalties = prior_penalties(classifier, prior, float(weight.sum()))
-        order = torch.empty(0, dtype=torch.int64)
-        for step in range(steps):
-            if len(order) < min(batch_size, rows):
-                order = torch.randperm(rows, generator=generator)
-            batch, order = order[:batch_size].to(features.device), order[batch_size:]
-            set_learning_rate(optimizer, learning_rate_at(step, steps, recipe))
-            optimizer.zero_grad()
-            _linear_loss(classifier(features[batch]), targets[batch], weight[batch], link).backward()
-            add_prior(penalties, noise=False)
-            optimizer.step()
-        with torch.no_grad():
-            parts = zip(
-                *(part.split(block) for part in (held_out_features, held_out_targets, held_out_weight)), strict=True
-            )
-            sums = [float(_linear_loss(classifier(x), y, w, link) * w.sum()) for x, y, w in parts]
-            losses[prior] = sum(sums) / float(held_out_weight.sum())
+        fit.train(prior)
+        losses[prior] = fit.loss(held_out)
         if losses[prior] > 1.01 * min(losses.values()):
             break
     return losses
 
 
-def _linear_loss(logits: Tensor, targets: Tensor, weight: Tensor, link: str) -> Tensor:
-    """Return the mean loss of logits [B, K] with weights [B]; for the sigmoid link the sum over the classes."""
-    if link == "softmax":
-        losses = F.cross_entropy(logits, targets, reduction="none")
-    else:
-        losses = F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").sum(-1)
-    return (weight * losses).sum() / weight.sum()
+class Flips(NamedTuple):
+    """The labels that are drawn from all classes alike, and the prior that suits the other ones."""
+
+    rate: float  # ε; 0 if the labels give it no evidence
+    prior: float
+
+
+def estimate_flips(
+    features: Tensor,
+    targets: Tensor,
+    held_out_features: Tensor,
+    held_out_targets: Tensor,
+    num_classes: int,
+    *,
+    prior: float,
+    weight: Tensor | None = None,
+    held_out_weight: Tensor | None = None,
+    steps: int = 200,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Flips:
+    """Return ε, the share of the labels that are drawn from all classes alike, by held-out rows with such labels.
+
+    A linear classifier with the prior gives a first ε (`hetxl.functional.flips`). If the labels support it, the prior
+    is chosen anew with that ε in the loss; ε counts if it lowers the held-out NLL. Arguments are those of
+    `choose_prior`, class ids alone.
+    """
+    train, held_out = (
+        _Rows.of(features, targets, weight),
+        _Rows.of(held_out_features, held_out_targets, held_out_weight),
+    )
+    options: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    plain = _LinearFit(train, num_classes, "softmax", 0.0, **options)
+    plain.train(prior)
+    first = plain.flip_rate_of(held_out)
+    if not first.significant or first.rate > MOST_FLIPS:
+        return Flips(0.0, prior)
+    robust = choose_prior(*train[:2], *held_out[:2], num_classes, weight=train.weight, held_out_weight=held_out.weight,
+                          flip_rate=first.rate, **options)  # fmt: skip
+    chosen = min(robust, key=robust.__getitem__)
+    if robust[chosen] >= plain.loss(held_out):
+        return Flips(0.0, prior)
+    second = _LinearFit(train, num_classes, "softmax", first.rate, **options)
+    second.train(chosen)
+    again = second.flip_rate_of(held_out)
+    return Flips(again.rate if 0 < again.rate <= MOST_FLIPS else first.rate, chosen)
+
+
+class _Rows(NamedTuple):
+    """Rows with labels and weights."""
+
+    features: Tensor  # [n, D]
+    targets: Tensor  # [n] or [n, K]
+    weight: Tensor  # [n]
+
+    @staticmethod
+    def of(features: Tensor, targets: Tensor, weight: Tensor | None) -> "_Rows":
+        return _Rows(features, targets, features.new_ones(len(features)) if weight is None else weight)
+
+    def blocks(self, size: int) -> Iterator["_Rows"]:
+        """Yield blocks of rows."""
+        return (_Rows(*parts) for parts in zip(*(part.split(size) for part in self), strict=True))
+
+
+class _LinearFit:
+    """A linear classifier without noise that is trained with one prior after the other."""
+
+    def __init__(
+        self, rows: _Rows, num_classes: int, link: str, flip_rate: float, steps: int, batch_size: int, seed: int
+    ):
+        self.rows, self.link, self.flip_rate = rows, link, flip_rate
+        self.steps, self.batch_size = steps, batch_size
+        features = rows.features
+        options = {"device": features.device, "dtype": features.dtype}
+        # Without its own start: the caller's random numbers stay as they are.
+        self.classifier = nn.utils.skip_init(nn.Linear, features.shape[1], num_classes, **options)
+        for parameter in self.classifier.parameters():
+            nn.init.zeros_(parameter)
+        self.block = max(1, LOGITS // num_classes)  # rows whose logits are in memory at a time
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def train(self, prior: float) -> None:
+        """Take the steps with a prior, from where the classifier is."""
+        recipe, (features, targets, weight) = Recipe(DEFAULTS["head"].learning_rate, weight_decay=0.0), self.rows
+        optimizer = build_optimizer(self.classifier, recipe)
+        penalties = prior_penalties(self.classifier, prior, float(weight.sum()))
+        order = torch.empty(0, dtype=torch.int64)
+        for step in range(self.steps):
+            if len(order) < min(self.batch_size, len(features)):
+                order = torch.randperm(len(features), generator=self.generator)
+            batch, order = order[: self.batch_size].to(features.device), order[self.batch_size :]
+            set_learning_rate(optimizer, learning_rate_at(step, self.steps, recipe))
+            optimizer.zero_grad()
+            self._loss(_Rows(features[batch], targets[batch], weight[batch])).backward()
+            add_prior(penalties, noise=False)
+            optimizer.step()
+
+    @torch.no_grad()
+    def loss(self, rows: _Rows) -> float:
+        """Return the mean loss of other rows."""
+        sums = [float(self._loss(part) * part.weight.sum()) for part in rows.blocks(self.block)]
+        return sum(sums) / float(rows.weight.sum())
+
+    @torch.no_grad()
+    def flip_rate_of(self, rows: _Rows) -> FlipRate:
+        """Return the estimate of ε by other rows, or by as many of them as one block has."""
+        rows = next(rows.blocks(self.block))
+        return fit_flip_rate(self.classifier(rows.features), rows.targets, rows.weight)
+
+    def _loss(self, rows: _Rows) -> Tensor:
+        """Return the mean loss of rows; for the sigmoid link the sum over the classes."""
+        logits = self.classifier(rows.features)
+        if self.link == "softmax":
+            losses = F.cross_entropy(logits, rows.targets, reduction="none")
+            losses = -flipped(-losses, self.flip_rate, logits.shape[1]) if self.flip_rate else losses
+        else:
+            losses = F.binary_cross_entropy_with_logits(logits, rows.targets.to(logits), reduction="none").sum(-1)
+        return (rows.weight * losses).sum() / rows.weight.sum()

@@ -1,7 +1,8 @@
-"""The names that options take, each written once: heads, covariances, residuals, links and samplers.
+"""The names that options and tables have, each written once: heads, covariances, residuals, links, samplers, metrics.
 
 Everything that offers a choice reads it here: constructors, `hetxl.convert`, the command line, reports and studies.
-A new head needs its class in `hetxl.nn.heads` and its entry in `HEAD_ENTRIES`. Nothing here loads torch.
+A new head needs its class in `hetxl.nn.heads` and its entry in `HEAD_ENTRIES`; a new metric its line in
+`hetxl.metrics.summarise` and, to be in tables, its entry in `METRIC_ENTRIES`. Nothing here loads torch.
 """
 
 from dataclasses import dataclass
@@ -61,3 +62,24 @@ _BY_NAME = {entry.name: entry for entry in HEAD_ENTRIES}
 def head_entry(name: str) -> HeadEntry:
     """Return the entry of a head by its name, such as "het-xl"."""
     return _BY_NAME[name]
+
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """A metric as tables show it."""
+
+    name: str  # its key in `hetxl.metrics.summarise` and in result.json
+    title: str
+    better: Literal["lower", "higher"]
+    percent: bool = False  # whether it is a share, shown in percent
+    digits: int = 2  # decimals
+
+
+METRIC_ENTRIES = (
+    MetricEntry("precision@1", "precision@1", "higher", percent=True),
+    MetricEntry("precision@5", "precision@5", "higher", percent=True),
+    MetricEntry("calibration_error", "calibration error", "lower", percent=True),
+    MetricEntry("brier", "Brier", "lower", digits=4),
+)
+"""What tables of heads show beside NLL, in their order."""
+METRIC_NAMES = ("nll", *(entry.name for entry in METRIC_ENTRIES))

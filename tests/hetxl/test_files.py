@@ -1,5 +1,6 @@
 """Files that are whole or not there, and their checksums."""
 
+import errno
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ from hetxl._files import (
     write_arrays,
     write_bytes,
     write_json,
+    write_whole,
 )
 
 
@@ -151,3 +153,35 @@ def test_files_that_belong_together_appear_together(tmp_path):
         assert not path.exists()
     assert path.read_text() == "model"
     assert sorted(file.name for file in path.parent.iterdir()) == ["head.onnx", "head.onnx.data"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1e999}', "not a finite number"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ('{"a": ' + "9" * 5000 + "}", "is not valid JSON"),
+        ("\udcff", "is not valid JSON"),
+        ("{", "is not valid JSON"),
+        ("[1]", "must hold a JSON object, found a list"),
+        ("3", "must hold a JSON object, found 3"),
+    ],
+)
+def test_json_of_any_other_kind_is_an_error_that_names_the_file(text, message, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_json(path, dict)
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_error_of_a_full_disk_names_the_file(tmp_path):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device; free some space.*a\.json") as raised:
+        write_whole(tmp_path / "run" / "a.json", full)
+    assert raised.value.errno == errno.ENOSPC
+    assert list((tmp_path / "run").iterdir()) == []

@@ -1,5 +1,7 @@
 """The learning rate over the steps, and which parameters decay."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ STEPS = 200
 
 def rates(steps=STEPS, **options):
     config = small(learning_rate=1e-2, **options)
-    return np.array([learning_rate_at(step, steps, config.recipe) for step in range(steps)])
+    return np.array([learning_rate_at(step, steps, config.optim) for step in range(steps)])
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -67,7 +69,7 @@ def test_no_decay_for_temperature_biases_and_norms():
         backbone="mlp", width=8, features=4, weight_decay=0.3, temperature="learned", temperature_learning_rate=5.0
     )
     model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
-    groups = {group["name"]: group for group in parameter_groups(model, config.recipe)}
+    groups = {group["name"]: group for group in parameter_groups(model, config.optim)}
     assert {name: group["weight_decay"] for name, group in groups.items()} == {
         "decayed": 0.3,
         "plain": 0.0,
@@ -95,7 +97,7 @@ def test_no_decay_for_temperature_biases_and_norms():
 def test_the_covariance_may_have_a_recipe_of_its_own(options, decay, scale):
     config = small(weight_decay=0.3, **options)
     model = build_model(config, InputSpec("features", (4,)), 8, "softmax")
-    groups = {group["name"]: group for group in parameter_groups(model, config.recipe)}
+    groups = {group["name"]: group for group in parameter_groups(model, config.optim)}
     assert set(groups) == {"decayed", "plain", "noise decayed", "noise plain"}
     noise = [name for name, _ in model.named_parameters() if name.startswith("head.covariance.")]
     assert sorted(groups["noise decayed"]["names"] + groups["noise plain"]["names"]) == sorted(noise)
@@ -105,23 +107,23 @@ def test_the_covariance_may_have_a_recipe_of_its_own(options, decay, scale):
     assert (groups["decayed"]["weight_decay"], groups["decayed"]["scale"]) == (0.3, 1)
     # A head without noise has nothing to put there.
     det = build_model(small(head="det", **options), InputSpec("features", (4,)), 8, "softmax")
-    assert [group["name"] for group in parameter_groups(det, config.recipe)] == ["decayed", "plain"]
+    assert [group["name"] for group in parameter_groups(det, config.optim)] == ["decayed", "plain"]
 
 
 def test_only_the_heads_temperature_is_one():
     model = nn.ModuleDict({"backbone": nn.ModuleDict({"temperature": nn.Linear(2, 2)}), "head": nn.Linear(2, 2)})
-    assert [group["name"] for group in parameter_groups(model, small().recipe)] == ["decayed", "plain"]
+    assert [group["name"] for group in parameter_groups(model, small().optim)] == ["decayed", "plain"]
 
 
 def test_frozen_parameters_are_left_out():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    assert [group["names"] for group in parameter_groups(model, small().recipe)] == [["1.weight"], ["1.bias"]]
+    assert [group["names"] for group in parameter_groups(model, small().optim)] == [["1.weight"], ["1.bias"]]
 
 
 def test_the_optimiser_has_the_options_and_every_group_its_multiple():
     config = small(temperature="learned", temperature_learning_rate=3.0, beta1=0.8, beta2=0.95)
-    optimizer = build_optimizer(build_model(config, InputSpec("features", (4,)), 8, "softmax"), config.recipe)
+    optimizer = build_optimizer(build_model(config, InputSpec("features", (4,)), 8, "softmax"), config.optim)
     set_learning_rate(optimizer, 0.5)
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
         "decayed": 0.5,
@@ -189,3 +191,60 @@ def test_held_out_rows_are_judged_in_blocks(monkeypatch):
     whole = choose_prior(*rows, held_out_weight=weight, steps=20)
     monkeypatch.setattr("hetxl.optim.LOGITS", 21)
     assert choose_prior(*rows, held_out_weight=weight, steps=20) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "lamb", "lion"])
+def test_every_optimizer_lowers_the_loss_by_its_groups(name):
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 3), torch.randn(64, 4)
+    targets = inputs @ torch.randn(4, 3)
+    recipe = Recipe(0.02, optimizer=name)
+    optimizer = build_optimizer(model, recipe)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]
+    losses = []
+    for _ in range(30):
+        set_learning_rate(optimizer, 0.02)
+        optimizer.zero_grad()
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_adamw_is_torchs_fused_one():
+    optimizer = build_optimizer(nn.Linear(4, 3), Recipe(0.02, beta1=0.8))
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert (optimizer.defaults["fused"], optimizer.defaults["betas"]) == (True, (0.8, 0.999))
+    momentum = build_optimizer(nn.Linear(4, 3), Recipe(0.02, beta1=0.8, optimizer="sgd"))
+    assert (type(momentum), momentum.defaults["momentum"]) == (torch.optim.SGD, 0.8)
+    with pytest.raises(ValueError, match=r"optimizer must be adamw, sgd or one of timm's, found 'adamx'; did you mean"):
+        build_optimizer(nn.Linear(4, 3), Recipe(0.02, optimizer="adamx"))
+
+
+def test_optimizers_of_torch_need_no_timm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    build_optimizer(nn.Linear(4, 3), Recipe(0.02, optimizer="sgd"))
+    with pytest.raises(ImportError, match=r"optimizer 'lamb' needs timm: pip install 'hetxl\[timm\]'"):
+        build_optimizer(nn.Linear(4, 3), Recipe(0.02, optimizer="lamb"))
+
+
+def test_layers_learn_slower_the_deeper_they_are():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    depths = {"0.weight": 2, "0.bias": 2, "1.weight": 1, "1.bias": 1}
+    groups = parameter_groups(model, Recipe(0.1, layer_decay=0.5), depths)
+    scales = {name: group["scale"] for group in groups for name in group["names"]}
+    assert scales == {
+        "0.weight": 0.25, "0.bias": 0.25, "1.weight": 0.5, "1.bias": 0.5, "2.weight": 1, "2.bias": 1
+    }  # fmt: skip
+    decays = {name: group["weight_decay"] for group in groups for name in group["names"]}
+    assert (decays["0.weight"], decays["0.bias"]) == (0.01, 0)
+    assert len(parameter_groups(model, Recipe(0.1), depths)) == 2
+
+
+def test_the_inverse_square_root_schedule():
+    recipe = Recipe(1.0, warmup=4, schedule="inverse_sqrt")
+    rates = [learning_rate_at(step, 100, recipe) for step in range(100)]
+    assert max(rates) == rates[3] == 1.0
+    assert rates[15] == pytest.approx(0.5)
+    assert rates[63] == pytest.approx(0.25)

@@ -72,3 +72,12 @@ def not_compiled(function: Function) -> Function:
         return disabled[0](*args, **kwargs)
 
     return call  # pyright: ignore[reportReturnType]
+
+
+def constant_when_compiled(function: Function) -> Function:
+    """Make torch.compile call a function of constants while it compiles, and keep the result in the graph.
+
+    As `torch.compiler.assume_constant_result`, whose mark it sets; that imports the compiler.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function

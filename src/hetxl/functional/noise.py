@@ -182,11 +182,7 @@ class GaussianNoise:
         """
         parts = []
         if self.factors is not None:
-            shared = self.factors.dim() == 2
-            rows = self.factors.T[columns] if shared else gather_columns(self.factors, columns).mT
-            rows = to_accumulation_dtype(rows)  # [..., k, R]
-            if self.scale is not None:
-                rows = rows * to_accumulation_dtype(self.scale).gather(-1, columns).unsqueeze(-1)
+            rows = self._factors_at(columns)
             parts.append(rows @ rows.mT)
         if self.residual is not None:
             spread = to_accumulation_dtype(self.residual.gather(-1, columns))
@@ -195,3 +191,22 @@ class GaussianNoise:
                 product = product * (columns.unsqueeze(-1) == columns.unsqueeze(-2))
             parts.append(product)
         return added(parts)
+
+    def rows_at(self, columns: Tensor) -> Tensor:
+        """The basis at some coordinates of each example, [..., k, Q], of noise without a diagonal residual.
+
+        self.basis().gather(-1, …).mT
+        """
+        rows = [] if self.factors is None else [self._factors_at(columns)]
+        if self.residual is not None:
+            rows.append(to_accumulation_dtype(self.residual.gather(-1, columns)).unsqueeze(-1))
+        return torch.cat(rows, dim=-1)
+
+    def _factors_at(self, columns: Tensor) -> Tensor:
+        """The scaled factors at some coordinates of each example, [..., k, R], in at least float32."""
+        assert self.factors is not None
+        shared = self.factors.dim() == 2
+        rows = to_accumulation_dtype(self.factors.T[columns] if shared else gather_columns(self.factors, columns).mT)
+        return (
+            rows if self.scale is None else rows * to_accumulation_dtype(self.scale).gather(-1, columns).unsqueeze(-1)
+        )

@@ -11,13 +11,14 @@ they differ in how the draws of one example depend on each other, which is what 
 `docs/samplers.md` measures them.
 """
 
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from hetxl.functional._torch import not_compiled
+from hetxl.functional._torch import constant_when_compiled, not_compiled
 
 Rng = torch.Generator | None
 Device = torch.device | None
@@ -45,7 +46,14 @@ def iid(
     batch: int, samples: int, size: int, *, generator: Rng = None, device: Device = None, dtype: Dtype = torch.float32
 ) -> Tensor:
     """Independent draws, [batch, samples, size]."""
-    return torch.randn(batch, samples, size, generator=generator, device=device, dtype=dtype)
+    return _randn(batch, samples, size, generator=generator, device=device, dtype=dtype)
+
+
+def _randn(*shape: int, generator: Rng, device: Device, dtype: Dtype) -> Tensor:
+    # torch's own form with a generator, even None, does not take a batch size that the compiler leaves open.
+    if generator is None:
+        return torch.randn(shape, device=device, dtype=dtype)
+    return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
 
 def antithetic(
@@ -70,7 +78,7 @@ def orthogonal(
     block = min(size, pairs)
     blocks = -(-pairs // block)
     wide = torch.promote_types(dtype, torch.float32)  # there is no QR in half precision
-    gaussian = torch.randn(batch, blocks, size, block, generator=generator, device=device, dtype=wide)
+    gaussian = _randn(batch, blocks, size, block, generator=generator, device=device, dtype=wide)
     directions, upper = torch.linalg.qr(gaussian)
     # The sign of R's diagonal is the library's choice; making it positive makes the directions uniform.
     signs = upper.diagonal(dim1=-2, dim2=-1).sign()
@@ -144,3 +152,33 @@ def draw_normals(
         spread = iid if sampler is iid else antithetic
         z = torch.cat((sampler(batch, samples, rank, **options), spread(batch, samples, residual, **options)), dim=-1)
     return z.to(device)
+
+
+REMEMBERED = 2**22  # numbers of a set of fixed normals that is kept, 16 MiB; a larger one is drawn each time
+
+
+@constant_when_compiled
+def fixed_normals(
+    sampler: Sampler, samples: int, rank: int, residual: int, seed: int, device: torch.device, dtype: Dtype
+) -> Tensor:
+    """The normals of a seed, [samples, rank + residual]: the same numbers on every device and in every precision.
+
+    draw_normals(sampler, 1, samples, rank, residual, generator=torch.Generator().manual_seed(seed))[0]
+    """
+    if samples * (rank + residual) > REMEMBERED or torch.compiler.is_exporting():
+        return _from_seed(sampler, samples, rank, residual, seed).to(device, dtype)
+    return _remembered(sampler, samples, rank, residual, seed, device, dtype)
+
+
+@lru_cache(maxsize=8)
+def _remembered(
+    sampler: Sampler, samples: int, rank: int, residual: int, seed: int, device: torch.device, dtype: Dtype
+) -> Tensor:
+    return _from_seed(sampler, samples, rank, residual, seed).to(device, dtype)
+
+
+def _from_seed(sampler: Sampler, samples: int, rank: int, residual: int, seed: int) -> Tensor:
+    # Not an inference tensor, which a later call with gradients could not use.
+    with torch.inference_mode(False):
+        generator = torch.Generator().manual_seed(seed)
+        return draw_normals(sampler, 1, samples, rank, residual, generator=generator)[0].clone()

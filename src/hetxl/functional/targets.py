@@ -73,9 +73,6 @@ class Targets:
 TargetsLike = Tensor | LabelLists | Sequence[Sequence[int] | Tensor]
 
 
-# It leaves a graph that is being compiled, as the primitives do: the values have to be looked at, since an id out of
-# range would give a finite loss.
-@not_compiled
 def check_targets(
     targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link, ignore_index: int = IGNORE_INDEX
 ) -> Targets:
@@ -96,8 +93,7 @@ def check_targets(
             if targets.is_complex():
                 raise TypeError(f"targets must be real, found dtype {targets.dtype}")
             dense = targets if targets.is_floating_point() else targets.float()
-            _check_unit(dense, f"rows of {'class probabilities' if link == 'softmax' else 'labels'}")
-            return Targets(dense=dense)
+            return Targets(dense=_in_unit(dense, f"rows of {'class probabilities' if link == 'softmax' else 'labels'}"))
         raise ValueError(
             f"targets must be class ids of shape {list(batch_shape)} or one row of {num_classes} values for each "
             f"example, {[*batch_shape, num_classes]}; found shape {list(targets.shape)}"
@@ -116,27 +112,62 @@ def _check_ids(ids: Tensor, num_classes: int, ignore_index: int) -> Tensor:
     ids = ids.long()
     if ignore_index != IGNORE_INDEX:
         ids = ids.masked_fill(ids == ignore_index, IGNORE_INDEX)
-    _check_range(ids, ids != IGNORE_INDEX, num_classes, f", and {IGNORE_INDEX} for examples to leave out")
-    return ids
+    return _in_range(ids, num_classes)
 
 
 def _check_lists(targets: TargetsLike, batch: int, num_classes: int, link: Link) -> LabelLists:
     if link != "sigmoid":
         raise TypeError('targets given as lists of labels are for link="sigmoid"; for link="softmax" give class ids')
-    if isinstance(targets, LabelLists):
-        lists = targets
-    elif isinstance(targets, Tensor):
-        lists = LabelLists.from_sparse(targets)
-    elif isinstance(targets, list | tuple):
-        lists = LabelLists.from_lists(targets)
-    else:
-        raise TypeError(f"targets must be a tensor, lists of class ids or LabelLists, found {type(targets).__name__}")
+    lists = targets if isinstance(targets, LabelLists) else _as_lists(targets)
     if lists.batch != batch:
         raise ValueError(f"targets holds lists for {lists.batch} examples and features has {batch}")
-    _check_range(lists.classes, torch.ones_like(lists.classes, dtype=torch.bool), num_classes, "")
-    if lists.values is not None:
-        _check_unit(lists.values, "labels")
-    return lists
+    values = None if lists.values is None else _in_unit(lists.values, "labels")
+    return LabelLists(lists.examples, _in_range(lists.classes, num_classes, ignores=False), values, batch)
+
+
+# Lists of any length leave a graph that is being compiled; `LabelLists` are tensors, and stay.
+@not_compiled
+def _as_lists(targets: Tensor | Sequence[Sequence[int] | Tensor]) -> LabelLists:
+    if isinstance(targets, Tensor):
+        return LabelLists.from_sparse(targets)
+    if isinstance(targets, list | tuple):
+        return LabelLists.from_lists(targets)
+    raise TypeError(f"targets must be a tensor, lists of class ids or LabelLists, found {type(targets).__name__}")
+
+
+# The values have to be looked at, since an id out of range would give a finite loss. A graph that is being compiled
+# does so in an operator, which gives its argument back: it would leave out one whose result nobody reads.
+def _in_range(ids: Tensor, num_classes: int, ignores: bool = True) -> Tensor:
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return _checked_ids(ids, num_classes, ignores)
+    if ignores:
+        _check_range(ids, ids != IGNORE_INDEX, num_classes, f", and {IGNORE_INDEX} for examples to leave out")
+    else:
+        _check_range(ids, torch.ones_like(ids, dtype=torch.bool), num_classes, "")
+    return ids
+
+
+def _in_unit(values: Tensor, what: str) -> Tensor:
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return _checked_unit(values, what)
+    _check_unit(values, what)
+    return values
+
+
+@torch.library.custom_op("hetxl::checked_ids", mutates_args=())
+def _checked_ids(ids: Tensor, num_classes: int, ignores: bool) -> Tensor:
+    return _in_range(ids, num_classes, ignores).clone()
+
+
+@torch.library.custom_op("hetxl::checked_unit", mutates_args=())
+def _checked_unit(values: Tensor, what: str) -> Tensor:
+    return _in_unit(values, what).clone()
+
+
+_checked_ids.register_fake(lambda ids, num_classes, ignores: torch.empty_like(ids))
+_checked_unit.register_fake(lambda values, what: torch.empty_like(values))
+# Soft targets may come with a gradient, which passes through.
+_checked_unit.register_autograd(lambda ctx, gradient: (gradient, None))
 
 
 def _check_range(ids: Tensor, counted: Tensor, num_classes: int, also: str) -> None:

@@ -15,7 +15,6 @@ and D in HET-XL. Weights have the layer's names or plain ones:
 
 import os
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from hetxl._checks import one_of
+from hetxl._files import read_arrays
 from hetxl.functional.noise import MIN_SCALE
 from hetxl.nn import Head, HetHead, HetXLHead, LearnedTemperature, build_head
 from hetxl.nn.classifier import is_plain_linear
@@ -63,6 +63,7 @@ _BESIDE = re.compile(r"features|targets|probs|loss|z0?|grad_\w+")
 """What files of reference numbers hold beside the weights."""
 _KNOWN = {*PARAMETERS, *SETTINGS, "J_bias"}
 _SHOWN = 6
+_DEEPEST = 100  # dicts inside each other
 
 Arrays = dict[str, np.ndarray]
 
@@ -247,10 +248,9 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
-            with np.load(path) as file:
-                params = {name: file[name] for name in file.files}
-        except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
-            raise ValueError(f"{path} is not an .npz file of arrays; write one with numpy.savez") from None
+            params = read_arrays(path)
+        except ValueError as error:
+            raise ValueError(f"{error}; write one with numpy.savez") from None
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be a dict of arrays or the path of an .npz file, found {type(params).__name__}")
     entries = list(_flatten(params))
@@ -281,6 +281,8 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
 
 def _flatten(params: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Entries by the parts of their names."""
+    if len(path) > _DEEPEST:
+        raise ValueError(f"params is nested more than {_DEEPEST} deep, or holds itself; give the layer's own dict")
     for key, value in params.items():
         parts = (*path, *re.split("[/.]", str(key)))
         if isinstance(value, Mapping):

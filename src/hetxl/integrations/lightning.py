@@ -426,7 +426,7 @@ class HeadMonitor(pl.Callback):
 
         def watched(*args: Any, **kwargs: Any) -> Prediction:
             prediction = predict(*args, **kwargs)
-            self._probable = prediction.probs.amax(-1), prediction.labels
+            self._probable = prediction.probs.amax(-1), prediction.top_class
             return prediction
 
         # Not a call of the module, so no hook would see it.

@@ -23,6 +23,7 @@ from hetxl._checks import one_of
 from hetxl.functional import SAMPLERS, LabelLists, Sampler
 from hetxl.metrics.scaling import Scales, fit_scales
 from hetxl.nn import HEADS, FixedTemperature, Head, LearnedTemperature, build_head
+from hetxl.nn.heads import TARGETS
 from hetxl.optim import (
     DEFAULTS,
     PRIOR,
@@ -32,6 +33,7 @@ from hetxl.optim import (
     add_prior,
     build_optimizer,
     choose_prior,
+    estimate_flips,
     learning_rate_at,
     noise_free_steps,
     prior_penalties,
@@ -111,8 +113,8 @@ class RowTrainer:
         self.optimizer = build_optimizer(network, recipe)
         self.penalties: list[Penalty] = []  # of a prior on the weights
         self.rng = np.random.default_rng(seed)
-        self.noise_seed = self._new_seed()
-        self._unscaled: tuple[Any, float] | None = None
+        self.noise_seed = network.head.eval_seed = self._new_seed()
+        self._unscaled: tuple[Any, float, float] | None = None
 
     def epoch(self, examples: Examples, rows: np.ndarray, batch_size: int, schedule: Iterable[Step]) -> float:
         """Go once through some rows of the examples; return the weighted mean of their losses, each before its step.
@@ -163,12 +165,16 @@ class RowTrainer:
         return [function(head, self.network(self._rows(X, block)), noise) for block in blocks]
 
     def rescale(self, examples: Examples) -> Scales:
-        """Give the head the τ and the scale of the noise that are best for some rows, all of one weight."""
+        """Give the head the τ and the scale of the noise that are best for some rows, all of one weight.
+
+        Their labels are right, so that none is flipped.
+        """
         head, features = self.network.head, self.predict(examples.X, lambda head, features, noise: features)
         labels = torch.from_numpy(examples.targets).to(features[0].device)
         targets = LabelLists.from_sparse(labels.to_sparse()) if labels.dim() == 2 else labels
+        self._unscaled = head.temperature, head.noise_scale, head.flip_rate
+        head.flip_rate = 0.0
         scales = fit_scales(head, features, targets, seed=self.noise_seed)
-        self._unscaled = head.temperature, head.noise_scale
         head.temperature = FixedTemperature(scales.temperature)
         head.noise_scale = scales.noise
         return scales
@@ -176,7 +182,8 @@ class RowTrainer:
     def unscale(self) -> None:
         """Undo `rescale`."""
         if self._unscaled is not None:
-            self.network.head.temperature, self.network.head.noise_scale = self._unscaled
+            head = self.network.head
+            head.temperature, head.noise_scale, head.flip_rate = self._unscaled
             self._unscaled = None
 
     def _loss(self, examples: Examples, rows: np.ndarray, noise: Tensor | None) -> Tensor:
@@ -242,6 +249,8 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: peak of AdamW's; None for 0.02 without hidden layers and 0.002 with some.
         weight_decay: of AdamW, on weights and not on biases; None for 0.01 with hidden layers, and without them for a
             Gaussian prior, whose variance `fit` chooses on held-out rows before it trains on all of them.
+        flip_rate: ε, share of the labels that are any class alike; None to estimate it by held-out rows, without hidden
+            layers. `predict_proba(X, target="clean")` leaves it out.
         batch_size: rows of a step.
         max_iter: epochs; None for 50, or more where those would be fewer than 2,000 steps (1,000 with hidden layers).
         tol: training ends when the loss has not fallen by this much for `n_iter_no_change` epochs; 0 to go on.
@@ -262,6 +271,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         validation_loss_curve_: with `early_stopping`, that of the rows held out.
         scales_: τ and the factor of the noise, once `rescale` has fitted them.
         prior_: variance of the logits under the prior; None where weight decay takes its place.
+        flip_rate_: ε, as stated or estimated.
     """
 
     def __init__(
@@ -277,6 +287,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         sampler: str | Sampler = "orthogonal",
         learning_rate: float | None = None,
         weight_decay: float | None = None,
+        flip_rate: float | None = None,
         batch_size: int = 256,
         max_iter: int | None = None,
         tol: float = 1e-4,
@@ -294,6 +305,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         self.temperature, self.noise_init = temperature, noise_init
         self.train_samples, self.eval_samples, self.sampler = train_samples, eval_samples, sampler
         self.learning_rate, self.weight_decay, self.batch_size = learning_rate, weight_decay, batch_size
+        self.flip_rate = flip_rate
         self.max_iter, self.tol, self.n_iter_no_change = max_iter, tol, n_iter_no_change
         self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
         self.standardize, self.class_weight, self.warm_start = standardize, class_weight, warm_start
@@ -402,13 +414,16 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         outputs = self._outputs(X)
         return (outputs > 0).astype(np.int64) if self._multilabel else self.classes_[outputs.argmax(1)]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return probabilities for X [n, D], averaged over the noise: [n, K], in the order of `classes_`."""
-        return np.exp(self.predict_log_proba(X))
+    def predict_proba(self, X: Any, target: str = "observed") -> np.ndarray:
+        """Return probabilities for X [n, D], averaged over the noise: [n, K], in the order of `classes_`.
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+        They are those of the label that a row would be given, "observed", or of the class that it has, "clean".
+        """
+        return np.exp(self.predict_log_proba(X, target))
+
+    def predict_log_proba(self, X: Any, target: str = "observed") -> np.ndarray:
         """Return logarithms of the probabilities for X [n, D], [n, K]; finite where a probability underflows."""
-        outputs = self._outputs(X)
+        outputs = self._outputs(X, target)
         return -np.logaddexp(0, -outputs) if self._multilabel else outputs
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -473,6 +488,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
                 noise_init=float(self.noise_init),
                 link="sigmoid" if y.ndim == 2 else "softmax",
                 temperature=LearnedTemperature(init=1.0) if self.temperature == "learned" else float(self.temperature),
+                flip_rate=float(self.flip_rate or 0.0) if y.ndim == 1 else 0.0,
                 train_samples=int(self.train_samples),
                 eval_samples=int(self.eval_samples),
                 sampler=self.sampler,
@@ -481,6 +497,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         wide = X.dtype == np.float64 and torch.device(self.device).type != "mps"  # which has no float64
         self.network_ = network.to(self.device, torch.float64 if wide else torch.float32)
         self.prior_: float | None = None
+        self.flip_rate_ = head.flip_rate
         rule, decay = self._defaults, self.weight_decay
         recipe = Recipe(
             learning_rate=float(self.learning_rate or rule.learning_rate),
@@ -506,7 +523,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         # By what a row holds, so that its repetitions are on one side, as one row with their weight is.
         keys = [zlib.crc32(np.ascontiguousarray(dense(examples.X[[row]])).tobytes()) for row in chosen]
         held_out = np.array(keys) % 10 == 0
-        self.prior_ = PRIOR
+        prior = PRIOR
         if held_out.any() and not held_out.all():
             link, like = self.network_.head.link, self.network_.mean
             parts: list[Tensor] = []
@@ -516,12 +533,17 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
                     parts.append(self.network_(torch.from_numpy(dense(examples.X[side])).to(like)))
                 parts.append(torch.from_numpy(examples.targets[side]).to(like.device))
                 weights.append(torch.from_numpy(examples.weight[side]).to(like))
-            options: dict[str, Any] = {"weight": weights[0], "held_out_weight": weights[1], "link": link}
+            options: dict[str, Any] = {"weight": weights[0], "held_out_weight": weights[1]}
             options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed}
-            losses = choose_prior(*parts, len(self.classes_), **options)  # pyright: ignore[reportCallIssue]
-            self.prior_ = min(losses, key=losses.__getitem__)
+            training, judging = (parts[0], parts[1]), (parts[2], parts[3])
+            classes, head = len(self.classes_), self.network_.head
+            losses = choose_prior(*training, *judging, classes, link=link, flip_rate=head.flip_rate, **options)
+            prior = min(losses, key=losses.__getitem__)
+            if self.flip_rate is None and link == "softmax":
+                head.flip_rate, prior = estimate_flips(*training, *judging, classes, prior=prior, **options)
+        self.prior_, self.flip_rate_ = prior, self.network_.head.flip_rate
         total = float(examples.weight[rows].sum())
-        self._trainer.penalties = prior_penalties(self.network_.head, self.prior_, total)
+        self._trainer.penalties = prior_penalties(self.network_.head, prior, total)
 
     def _examples(self, X: Any, y: np.ndarray, classes: np.ndarray, sample_weight: Any) -> Examples:
         """Labels as class ids [n], or as numbers [n, K]; and the weights of rows and of their classes together."""
@@ -578,9 +600,18 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return self._trainer.predict(X, function)
 
-    def _outputs(self, X: Any) -> np.ndarray:
+    def _outputs(self, X: Any, target: str = "observed") -> np.ndarray:
         """Return log-probabilities, or log-odds for a matrix y, [n, K]."""
-        return torch.cat(self._predict(X, lambda head, features, noise: head(features, noise=noise))).cpu().numpy()
+
+        def outputs(head: Head, features: Tensor, noise: Tensor | None) -> Tensor:
+            return head(features, noise=noise)
+
+        def clean(head: Head, features: Tensor, noise: Tensor | None) -> Tensor:
+            prediction = head.predict(features, noise=noise, target="clean")
+            return prediction.log_probs if head.link == "softmax" else torch.logit(prediction.probs)
+
+        one_of("target", target, TARGETS)
+        return torch.cat(self._predict(X, clean if target == "clean" else outputs)).cpu().numpy()
 
 
 def dense(rows: Any) -> np.ndarray:
@@ -594,6 +625,8 @@ def check_parameters(model: HetXLClassifier) -> None:
     for name in ("train_samples", "eval_samples", "batch_size", "n_iter_no_change"):
         check_scalar(getattr(model, name), name, Integral, min_val=1)
     check_scalar(model.rank, "rank", Integral, min_val=0)
+    if model.flip_rate is not None:
+        check_scalar(model.flip_rate, "flip_rate", Real, min_val=0, max_val=1, include_boundaries="left")
     if model.max_iter is not None:
         check_scalar(model.max_iter, "max_iter", Integral, min_val=1)
     if model.learning_rate is not None:

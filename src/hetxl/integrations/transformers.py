@@ -21,11 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetxl._checks import one_of
 from hetxl.functional import IGNORE_INDEX
-from hetxl.integrations.convert import install
+from hetxl.integrations.convert import head_of, install, predict
 from hetxl.integrations.convert.adapter import Adapted, adapted_class, restored_options, stored_options
 from hetxl.integrations.convert.layer import HeadLayer, move_hooks
 from hetxl.integrations.convert.locate import replace
+from hetxl.integrations.convert.peft import called_module
 
 TASKS = (
     *(f"For{kind}Classification" for kind in ("Image", "Sequence", "Token", "Audio", "Video")),
@@ -41,8 +43,9 @@ HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision",
 class TransformersAdapter(Adapted):
     """A model of transformers with a head.
 
-    Given labels, it computes the head's fused loss, in training without any logits (then `output.logits` is None). In
-    evaluation mode, and without labels, `output.logits` are log-probabilities averaged over the noise.
+    Given labels, it computes the head's fused loss, in training without any logits (then `output.logits` is None unless
+    the head has `train_logits`). In evaluation mode, and without labels, `output.logits` are log-probabilities averaged
+    over the noise.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
@@ -83,8 +86,8 @@ class TransformersAdapter(Adapted):
 
         @functools.wraps(own.forward)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            head = _head(self)
-            if head.capturing:
+            head = called_head(self)
+            if head is None or head.capturing:  # without one, PEFT has disabled its adapters, and with them its head
                 return own.forward(self, *args, **kwargs)
             bound = signature.bind(self, *args, **kwargs)
             extra = bound.arguments.get("kwargs", {})
@@ -102,7 +105,8 @@ class TransformersAdapter(Adapted):
             chosen = "link" in self.hetxl_options or self.config.problem_type == "single_label_classification"
             if labels is not None and not chosen:
                 check_one_class(labels, head.num_classes)
-            logits = head(rows, rows=True) if labels is None or not self.training else None
+            asked = labels is None or not self.training or head.train_logits
+            logits = head(rows, rows=True) if asked else None
             loss = None if labels is None else labels_loss(head, rows, logits, labels.to(rows.device), count)
             # Made anew: an output keeps its fields in the order in which they were set.
             fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
@@ -115,7 +119,7 @@ class TransformersAdapter(Adapted):
         """As of transformers. A head over the tokens keeps its noise, which new tokens take part in."""
         model: Any = self
         base: Any = super()
-        head = _head(model)
+        head = head_of(model)
         if model.get_output_embeddings() is not head:
             return base.resize_token_embeddings(*args, **kwargs)
         if not head.takes_any_classes:
@@ -138,8 +142,9 @@ class TransformersAdapter(Adapted):
         """As of transformers; the configuration remembers what the head was rescaled by since it was made."""
         model: Any = self
         base: Any = super()
-        head = _head(model)
-        self.hetxl_options |= {"temperature": head.temperature, "noise_scale": head.noise_scale}
+        head = head_of(model)
+        names = ("temperature", "noise_scale", "flip_rate", "eval_seed")
+        self.hetxl_options |= {name: getattr(head, name) for name in names}
         self.hetxl_converted()
         return base.save_pretrained(*args, **kwargs)
 
@@ -180,10 +185,67 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     return adapted.from_pretrained(path, **kwargs)
 
 
-def _head(model: nn.Module) -> HeadLayer:
-    layer = model.get_submodule(model.hetxl_options["layer"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
-    assert isinstance(layer, HeadLayer)
-    return layer
+def called_head(model: nn.Module) -> HeadLayer | None:
+    """Return the head that a model calls; None while PEFT has its adapters disabled and calls the layer instead."""
+    options: Any = model.hetxl_options
+    module = called_module(model.get_submodule(options["layer"]))
+    return module if isinstance(module, HeadLayer) else None
+
+
+class UncertainPipeline:
+    """A pipeline whose results also say how unsure the model is; mixed over those of transformers by `pipeline`."""
+
+    model: Any
+
+    def _sanitize_parameters(self, return_uncertainty: bool | None = None, **options: Any) -> tuple[dict, dict, dict]:
+        base: Any = super()
+        before, forward, after = base._sanitize_parameters(**options)
+        return before, forward if return_uncertainty is None else {"return_uncertainty": return_uncertainty}, after
+
+    def _forward(self, model_inputs: Any, return_uncertainty: bool = False) -> Any:
+        base: Any = super()
+        if not return_uncertainty:
+            return base._forward(model_inputs)
+        from transformers.utils.generic import ModelOutput
+
+        prediction = predict(self.model, model_inputs)
+        logits = prediction.log_probs
+        if head_of(self.model).link == "sigmoid":
+            logits = logits - torch.log(-torch.expm1(logits))
+        return ModelOutput(logits=logits, entropy=prediction.entropy, mutual_information=prediction.mutual_information)
+
+    def postprocess(self, model_outputs: Any, **options: Any) -> Any:
+        """Return the results of the pipeline, each with the entropy of its example and the noise's part of it."""
+        base: Any = super()
+        results = base.postprocess(model_outputs, **options)
+        if "entropy" not in model_outputs:
+            return results
+        extra = {name: float(model_outputs[name][0]) for name in ("entropy", "mutual_information")}
+        return results | extra if isinstance(results, dict) else [result | extra for result in results]
+
+
+PIPELINES = {
+    "text-classification": "TextClassificationPipeline",
+    "sentiment-analysis": "TextClassificationPipeline",
+    "image-classification": "ImageClassificationPipeline",
+}
+"""Classes of transformers by the tasks that `pipeline` takes."""
+
+
+def pipeline(task: str, model: nn.Module, **options: Any) -> Any:
+    """Return a pipeline of transformers for a converted model; called, and with options, as theirs.
+
+    With `return_uncertainty=True`, here or in a call, each result has `entropy`, in nats, and `mutual_information`, the
+    part of it that the noise explains.
+    """
+    import transformers
+
+    one_of("task", task, PIPELINES)
+    head_of(model)
+    plain = getattr(transformers, PIPELINES[task])
+    options["pipeline_class"] = type(plain.__name__, (UncertainPipeline, plain), {})
+    make: Any = transformers.pipeline  # typed for the tasks it knows by name
+    return make(task, model, **options)
 
 
 ROW_SUM = 0.01

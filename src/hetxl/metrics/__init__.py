@@ -5,6 +5,8 @@ from hetxl.metrics.conformal import Conformal, ScoreOptions, calibrate, label_sc
 from hetxl.metrics.confusions import ConfusionCounter
 from hetxl.metrics.ensemble import Ensemble
 from hetxl.metrics.laplace import fit_laplace
+from hetxl.metrics.neighbours import Neighbours
+from hetxl.metrics.noise_fit import NoiseFit, fit_noise
 from hetxl.metrics.records import Records, RecordsBuilder
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
 from hetxl.metrics.summary import (
@@ -29,6 +31,8 @@ __all__ = [
     "Conformal",
     "ConfusionCounter",
     "Ensemble",
+    "Neighbours",
+    "NoiseFit",
     "Records",
     "RecordsBuilder",
     "Scales",
@@ -42,6 +46,7 @@ __all__ = [
     "calibration_error",
     "class_bands",
     "fit_laplace",
+    "fit_noise",
     "fit_scales",
     "fit_temperature",
     "label_scores",

@@ -1,5 +1,9 @@
 """Audit labels: which of them are probably wrong, judged by predictions of models that were not trained on them.
 
+A probability is the mean of the model's and, where features are given, of the frequency of the class among the labels
+of the nearest rows (`hetxl.metrics.neighbours`). The two err differently: together they found more wrong labels than
+either did in 12 settings of 12 (lab/docs/experiments.md).
+
 A label is compared with the most probable other class. The score is the difference of two tempered probabilities,
 
     score = p(suggestion)^POWER − p(label)^POWER
@@ -12,6 +16,7 @@ random. A power of 1/4 was within 0.004 of the better one's average precision in
 Nothing of size N × K is kept: an audit has a few numbers for each label.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -24,6 +29,7 @@ from torch import Tensor
 
 from hetxl._checks import integer_at_least, one_of
 from hetxl.functional import IGNORE_INDEX, LabelLists, correlation
+from hetxl.metrics.neighbours import Neighbours, reference_rows
 from hetxl.metrics.records import LabelEntries, NotFiniteError, label_entries, log_not
 from hetxl.nn import Prediction
 from hetxl.registry import LINKS, Link
@@ -46,11 +52,14 @@ class Audit:
         suggestion: [m] int64, the class that is more probable, or the most probable other class; −1 where the label may
             be superfluous.
         score: [m] in [−1, 1], above 0 where the suggestion is more probable than the label.
-        label_prob: [m], probability of the label; for a missing one, that the class does not apply.
+        label_prob: [m], probability of the label, by the model and the nearest rows; for a missing one, that the class
+            does not apply.
         suggestion_prob: [m], probability of the suggestion; for a superfluous label, that it does not apply.
         noise_gain: [m], log p(label) with noise − log p(label) without: how much of the label the noise explains.
         correlation: [m], of the logits of label and suggestion; near −1 if they are confused with each other. 0 without
             noise, and for missing or superfluous labels.
+        neighbours: [m], share of the nearest rows that have the suggestion as a label; for a superfluous label, that do
+            not have it. NaN where there were no features to compare.
     """
 
     rows: np.ndarray = field(metadata={"dtype": np.int64})
@@ -61,6 +70,7 @@ class Audit:
     suggestion_prob: np.ndarray = field(metadata={"dtype": np.float64})
     noise_gain: np.ndarray = field(metadata={"dtype": np.float64})
     correlation: np.ndarray = field(metadata={"dtype": np.float64})
+    neighbours: np.ndarray = field(metadata={"dtype": np.float64})
 
     def __post_init__(self) -> None:
         for column in fields(self):
@@ -127,18 +137,20 @@ class AuditBuilder:
     """Gather an audit over batches of predictions, with the link of the head."""
 
     def __init__(self, link: Link | str = "softmax"):
-        one_of("link", link, LINKS)
-        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
+        self.link: Link = one_of("link", link, LINKS)
         self._parts: list[Audit] = []
 
     @torch.no_grad()
-    def add(self, prediction: Prediction, targets: Tensor | LabelLists, rows: np.ndarray) -> None:
+    def add(
+        self, prediction: Prediction, targets: Tensor | LabelLists, rows: np.ndarray, frequencies: Tensor | None = None
+    ) -> None:
         """Add a batch that the model was not trained on.
 
         Args:
             prediction: `head.predict(features)` over all classes, [b, K].
             targets: class ids [b], −100 for examples to leave out; for the sigmoid link also lists of labels.
             rows: [b] int64, which rows of the data they are.
+            frequencies: [b, K] of `Neighbours.label_frequencies`; None for the model alone.
         """
         log_probs = prediction.log_probs
         if prediction.indices is not None or log_probs.dim() != 2:
@@ -147,21 +159,22 @@ class AuditBuilder:
             raise NotFiniteError("prediction holds NaN: the features or the head's weights are not finite")
         labels = label_entries(targets, len(log_probs), log_probs.shape[1], self.link)
         part = _single if self.link == "softmax" else _several
-        self._parts.append(part(log_probs, labels, np.asarray(rows), prediction))
+        self._parts.append(part(log_probs, labels, np.asarray(rows), frequencies, prediction))
 
     def build(self) -> Audit:
         """Return the audit of all batches so far, in the order of their rows."""
         return Audit.concatenate(self._parts)
 
 
-def audit(labels: Any, probs: Any) -> Audit:
-    """Audit labels [n] by out-of-sample probabilities [n, K] of any classifier.
+def audit(labels: Any, probs: Any, features: Any = None) -> Audit:
+    """Audit labels [n] by out-of-sample probabilities [n, K] of any classifier, and by the labels of similar rows.
 
     For n × K numbers that do not fit into memory, add batches of predictions to an `AuditBuilder`.
 
     Args:
         labels: class ids [n]; −100 leaves a row out.
         probs: [n, K], each row from a model that was not trained on it, such as by cross-validation.
+        features: [n, D] numbers by which rows are similar, such as embeddings; None for the probabilities alone.
     """
     log_probs = torch.as_tensor(np.asarray(probs)).double().log()
     ids = torch.as_tensor(np.asarray(labels))
@@ -169,48 +182,74 @@ def audit(labels: Any, probs: Any) -> Audit:
         raise ValueError(f"probs must have shape [{len(ids)}, K], a row for each label, got {list(log_probs.shape)}")
     if torch.isnan(log_probs).any():
         raise ValueError("probs must be numbers of at least 0, got NaN or negative ones")
-    entries = label_entries(ids, len(ids), log_probs.shape[1], "softmax")
-    return _single(log_probs, entries, np.arange(len(ids)))
+    entries, rows = label_entries(ids, len(ids), log_probs.shape[1], "softmax"), np.arange(len(ids))
+    frequencies = None
+    if features is not None:
+        vectors = torch.as_tensor(np.asarray(features)).float()
+        if vectors.dim() != 2 or len(vectors) != len(ids):
+            raise ValueError(f"features must have shape [{len(ids)}, D], got {list(vectors.shape)}")
+        chosen = reference_rows(rows)
+        known = Neighbours(vectors[chosen], ids[chosen], log_probs.shape[1], rows=chosen)
+        frequencies = known.label_frequencies(vectors, rows)
+    return _single(log_probs, entries, rows, frequencies)
 
 
-def _single(log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, prediction: Prediction | None = None) -> Audit:
+def _mixed(log_probs: Tensor, frequencies: Tensor | None) -> Tensor:
+    """Return log((p + frequency) / 2), [b, K]; the model's log p without frequencies."""
+    if frequencies is None:
+        return log_probs
+    return torch.logaddexp(log_probs, frequencies.to(log_probs).log()) - math.log(2)
+
+
+def _single(
+    log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, frequencies: Tensor | None = None,
+    prediction: Prediction | None = None,
+) -> Audit:  # fmt: skip
     """Audit one label for each example, [b, K]."""
     counted = (labels.ids != IGNORE_INDEX).numpy()
     ids = labels.ids.clamp(min=0).to(log_probs.device).unsqueeze(1)  # [b, 1]
-    own = log_probs.gather(1, ids)
-    other, suggestion = log_probs.scatter(1, ids, -torch.inf).max(1, keepdim=True)
-    gain, tied = torch.zeros_like(own), torch.zeros_like(own)
+    mixed = _mixed(log_probs, frequencies)
+    other, suggestion = mixed.scatter(1, ids, -torch.inf).max(1, keepdim=True)
+    gain, tied = torch.zeros_like(other), torch.zeros_like(other)
     if prediction is not None and prediction.logits.noise is not None:
-        gain = own - (prediction.logits.mean / prediction.temperature).log_softmax(-1).gather(1, ids)
+        without = (prediction.logits.mean / prediction.temperature).log_softmax(-1)
+        gain = (log_probs - without).gather(1, ids)
         matrix = correlation(prediction.logits.covariance(torch.cat((ids, suggestion), 1)))  # [b, 2, 2]
         tied = matrix[:, 0, 1].nan_to_num()
-    return _scored(rows, ids, suggestion, own, other, gain, tied).take(counted)
+    near = None if frequencies is None else frequencies.gather(1, suggestion)
+    return _scored(rows, ids, suggestion, mixed.gather(1, ids), other, gain, tied, near).take(counted)
 
 
-def _several(log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, prediction: Prediction) -> Audit:
+def _several(
+    log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, frequencies: Tensor | None, prediction: Prediction
+) -> Audit:
     """Audit every label of an example and its most probable other classes, [b, K]."""
     present = labels.values >= 0.5
     examples, classes = labels.examples[present], labels.classes[present]
     at = examples.to(log_probs.device), classes.to(log_probs.device)
-    own, gain = log_probs[at], torch.zeros(len(classes))
+    mixed, gain = _mixed(log_probs, frequencies), torch.zeros(len(classes))
     if prediction.logits.noise is not None:
-        gain = own - F.logsigmoid(prediction.logits.mean[at] / prediction.temperature)
-    superfluous = _scored(rows[examples.numpy()], classes, torch.full_like(classes, -1), own, log_not(own), gain)
-    unlisted = log_probs.index_put(at, log_probs.new_tensor(-torch.inf))
+        gain = log_probs[at] - F.logsigmoid(prediction.logits.mean[at] / prediction.temperature)
+    own, none = mixed[at], torch.full_like(classes, -1)
+    near = None if frequencies is None else 1 - frequencies[at]
+    superfluous = _scored(rows[examples.numpy()], classes, none, own, log_not(own), gain, near=near)
+    unlisted = mixed.index_put(at, mixed.new_tensor(-torch.inf))
     other, suggestion = unlisted.topk(min(MISSING, unlisted.shape[1]))  # [b, k]
-    keep = (other > -torch.inf).cpu()
-    other, suggestion = other.cpu()[keep], suggestion.cpu()[keep]  # [m]
+    near = None if frequencies is None else frequencies.gather(1, suggestion)
+    keep = other > -torch.inf
+    other, suggestion, near = other[keep], suggestion[keep], None if near is None else near[keep]  # [m]
     missing = _scored(
-        rows[keep.nonzero()[:, 0].numpy()], torch.full_like(suggestion, -1), suggestion, log_not(other), other
-    )
+        rows[keep.cpu().nonzero()[:, 0].numpy()], torch.full_like(suggestion, -1), suggestion, log_not(other), other,
+        near=near,
+    )  # fmt: skip
     return Audit.concatenate([superfluous, missing])
 
 
 def _scored(
     rows: np.ndarray, label: Tensor, suggestion: Tensor, own: Tensor, other: Tensor,
-    gain: Tensor | None = None, tied: Tensor | None = None,
+    gain: Tensor | None = None, tied: Tensor | None = None, near: Tensor | None = None,
 ) -> Audit:  # fmt: skip
-    """Return an audit from the log-probabilities of labels and suggestions [m], and what the noise says of them."""
+    """Return an audit from the log-probabilities of labels and suggestions [m], and what noise and neighbours say."""
     log_own, log_other, noise_gain, pair = (
         np.zeros(len(rows)) if values is None else values.flatten().double().cpu().numpy()
         for values in (own, other, gain, tied)
@@ -224,4 +263,5 @@ def _scored(
         suggestion_prob=np.exp(log_other),
         noise_gain=noise_gain,
         correlation=pair,
+        neighbours=np.full(len(rows), np.nan) if near is None else near.flatten().double().cpu().numpy(),
     )

@@ -1,6 +1,7 @@
 """Pairs of classes that are confused with each other: by their correlated noise, and by wrong predictions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ MAX_PAIRS = 200_000
 
 _PENDING = 2**18
 _IDS = 2**31
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """What a batch adds to the counts of pairs, m entries."""
+
+    keys: np.ndarray  # [m] int64, first · 2³¹ + second, first < second
+    sums: np.ndarray  # [m, 4]: examples, correlation × weight, weight, confusions
+    labels: np.ndarray  # [e] int64, labels of wrong predictions
+    noise: bool  # whether there are correlations
 
 
 class ConfusionCounter:
@@ -49,6 +60,29 @@ class ConfusionCounter:
 
         Args:
             prediction: over all classes, [b, K], or with top_k.
+            targets: as of `measure`.
+        """
+        self.put(self.measure(prediction, targets))
+
+    def put(self, batch: Confusions) -> None:
+        """Add a batch that was measured, here or in another process."""
+        self.has_noise |= batch.noise
+        highest = batch.labels.max(initial=-1)
+        if highest >= len(self._errors):
+            # Twice as many as needed, so that it seldom has to grow.
+            self._errors = np.pad(self._errors, (0, 2 * (highest + 1) - len(self._errors)))
+        np.add.at(self._errors, batch.labels, 1)
+        self._pending.append((batch.keys, batch.sums))
+        self._waiting += len(batch.keys)
+        if self._waiting > _PENDING:
+            self._join()
+
+    @torch.no_grad()
+    def measure(self, prediction: Prediction, targets: Tensor | LabelLists) -> Confusions:
+        """Return what a batch adds to the counts, for `put`.
+
+        Args:
+            prediction: over all classes, [b, K], or with top_k.
             targets: class ids [b], −100 for examples that confuse nothing; or lists of labels. An example with several
                 labels whose most probable class is none of them counts as a confusion with each.
         """
@@ -62,10 +96,9 @@ class ConfusionCounter:
             log_probs, classes = prediction.log_probs.topk(k)
         else:
             log_probs, classes = prediction.log_probs[..., :k], prediction.indices[..., :k]
-        self._meet(prediction, classes, log_probs.exp())
-        self._confuse(classes[:, 0].cpu(), targets)
-        if self._waiting > _PENDING:
-            self._join()
+        met, confused = self._meet(prediction, classes, log_probs.exp()), _confuse(classes[:, 0].cpu(), targets)
+        keys, sums = (np.concatenate(parts) for parts in zip(met, _entries(*confused), strict=True))
+        return Confusions(keys, sums, confused[0], prediction.logits.noise is not None and len(met[0]) > 0)
 
     def pairs(self, k: int = 20, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return the pairs that matter most, by weight × |correlation|, which is the noise they share where it counts;
@@ -104,45 +137,18 @@ class ConfusionCounter:
             )
         return rows
 
-    def _meet(self, prediction: Prediction, classes: Tensor, probs: Tensor) -> None:
-        """Count every two of the top classes [b, k] of each example."""
+    @staticmethod
+    def _meet(prediction: Prediction, classes: Tensor, probs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return entries of every two of the top classes [b, k] of each example."""
         left, right = np.triu_indices(classes.shape[-1], 1)
-        if not len(left):
-            return
         ids, p = classes.cpu().numpy(), probs.double().cpu().numpy()
         weight = p[:, left] * p[:, right]
         tied = np.zeros_like(weight)
-        if prediction.logits.noise is not None:
-            self.has_noise = True
+        if prediction.logits.noise is not None and len(left):
             matrix = correlation(prediction.logits.covariance(classes)).double().cpu().numpy()
             tied = matrix[:, left, right] * weight
         ones = np.ones_like(weight)
-        self._put(ids[:, left], ids[:, right], np.stack((ones, tied, weight, ones * 0), -1))
-
-    def _confuse(self, predicted: Tensor, targets: Tensor | LabelLists) -> None:
-        """Count every label whose example has a wrong class on top."""
-        if isinstance(targets, LabelLists):
-            sure = slice(None) if targets.values is None else targets.values >= 0.5
-            examples, labels = targets.examples[sure].cpu(), targets.classes[sure].cpu()
-        else:
-            targets = targets.cpu().long()
-            examples = (targets != IGNORE_INDEX).nonzero().flatten()
-            labels = targets[examples]
-        right = torch.zeros(len(predicted), dtype=torch.bool)
-        right[examples[labels == predicted[examples]]] = True
-        wrong = ~right[examples]
-        labels, others = labels[wrong].numpy(), predicted[examples[wrong]].numpy()
-        highest = labels.max(initial=-1)
-        if highest >= len(self._errors):
-            # Twice as many as needed, so that it seldom has to grow.
-            self._errors = np.pad(self._errors, (0, 2 * (highest + 1) - len(self._errors)))
-        np.add.at(self._errors, labels, 1)
-        self._put(labels, others, np.broadcast_to([0.0, 0.0, 0.0, 1.0], (len(labels), 4)))
-
-    def _put(self, first: np.ndarray, second: np.ndarray, sums: np.ndarray) -> None:
-        keys = np.minimum(first, second) * _IDS + np.maximum(first, second)
-        self._pending.append((keys.reshape(-1), sums.reshape(-1, 4)))
-        self._waiting += keys.size
+        return _entries(ids[:, left], ids[:, right], np.stack((ones, tied, weight, ones * 0), -1))
 
     def _join(self) -> None:
         """Add pending entries to the counts, and drop the least beyond the limit."""
@@ -155,3 +161,25 @@ class ConfusionCounter:
             worth = self._sums[:, 2] + self._sums[:, 3]
             largest = np.sort(np.argsort(-worth, kind="stable")[: self.max_pairs])
             self._keys, self._sums = self._keys[largest], self._sums[largest]
+
+
+def _confuse(predicted: Tensor, targets: Tensor | LabelLists) -> tuple[np.ndarray, np.ndarray]:
+    """Return every label whose example has a wrong class on top, and that class, [e] each."""
+    if isinstance(targets, LabelLists):
+        sure = slice(None) if targets.values is None else targets.values >= 0.5
+        examples, labels = targets.examples[sure].cpu(), targets.classes[sure].cpu()
+    else:
+        targets = targets.cpu().long()
+        examples = (targets != IGNORE_INDEX).nonzero().flatten()
+        labels = targets[examples]
+    right = torch.zeros(len(predicted), dtype=torch.bool)
+    right[examples[labels == predicted[examples]]] = True
+    wrong = ~right[examples]
+    return labels[wrong].numpy(), predicted[examples[wrong]].numpy()
+
+
+def _entries(first: np.ndarray, second: np.ndarray, sums: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys of pairs, [m], and what they add to the sums, [m, 4]; one confusion by default."""
+    keys = np.minimum(first, second) * _IDS + np.maximum(first, second)
+    sums = np.broadcast_to([0.0, 0.0, 0.0, 1.0], (keys.size, 4)) if sums is None else sums
+    return keys.reshape(-1), sums.reshape(-1, 4)

@@ -49,6 +49,11 @@ class Ensemble(nn.Module):
         """Return the first member's."""
         return self.members[0][1].noise_scale
 
+    @property
+    def flip_rate(self) -> float:
+        """Return the first member's."""
+        return self.members[0][1].flip_rate
+
     def logit_distribution(self, inputs: Tensor) -> LogitDistribution:
         """Return the first member's, for the size of a batch."""
         backbone, head = self.members[0]

@@ -10,12 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from hetxl._checks import one_of
-from hetxl._files import write_whole
+from hetxl._tensors import read_tensors, write_tensors
 from hetxl.functional import IGNORE_INDEX, LabelLists, check_targets
 from hetxl.nn import Prediction
 from hetxl.registry import LINKS, Link
@@ -23,7 +21,9 @@ from hetxl.registry import LINKS, Link
 TOP = 5
 """The number of most probable classes in a record."""
 
-_FORMAT = "hetxl-records-1"
+_FORMAT = "hetxl-records-2"
+_UNCHECKED = "hetxl-records-1"
+"""The format before, the same but for its checksum."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Records:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all, and its directory if missing."""
-        columns = {name: np.ascontiguousarray(getattr(self, name)) for name in Records.TYPES}
-        write_whole(Path(path), lambda temporary: save_file(columns, temporary, metadata={"format": _FORMAT}))
+        columns = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in Records.TYPES}
+        write_tensors(Path(path), columns, {"format": _FORMAT})
 
     @staticmethod
     def load(path: str | Path) -> "Records":
@@ -116,13 +116,15 @@ class Records:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: records file does not exist")
         try:
-            with safe_open(path, framework="numpy") as file:
-                kind = (file.metadata() or {}).get("format")
-                if kind != _FORMAT:
-                    raise ValueError(f"{path}: not a records file, its format is {kind!r} instead of {_FORMAT!r}")
-                return Records(**{name: file.get_tensor(name) for name in Records.TYPES})
-        except SafetensorError as error:
-            raise ValueError(f"{path}: incomplete records file ({error}); evaluate again to rewrite it") from error
+            stored = read_tensors(Path(path))
+        except ValueError as error:
+            raise ValueError(f"{error}; evaluate again to rewrite it") from None
+        kind = (stored.about if stored.checked else stored.metadata).get("format")
+        if kind != (_FORMAT if stored.checked else _UNCHECKED):
+            raise ValueError(f"{path}: not a records file, its format is {kind!r} instead of {_FORMAT!r}")
+        if missing := [name for name in Records.TYPES if name not in stored.tensors]:
+            raise ValueError(f"{path}: incomplete records file (no {', '.join(missing)}); evaluate again to rewrite it")
+        return Records(**{name: stored.tensors[name].numpy() for name in Records.TYPES})
 
 
 Records.TYPES = {column.name: column.metadata["dtype"] for column in fields(Records)}
@@ -183,8 +185,7 @@ class RecordsBuilder:
     """Gather records over batches, with the link of the head."""
 
     def __init__(self, link: Link | str = "softmax"):
-        one_of("link", link, LINKS)
-        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
+        self.link: Link = one_of("link", link, LINKS)
         self._parts: list[Records] = []
         self._num_classes: int | None = None
 
@@ -261,12 +262,12 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
         """Sum entries [m] by example, [b]."""
         return torch.zeros(batch, dtype=torch.float64).index_add_(0, labels.examples, entries)
 
-    if link == "softmax":
-        log_prob = summed(_double(own))
-    else:
+    if link == "sigmoid":
         log_not_p = log_not(log_probs)
         log_odds = _double(own) - _double(log_not_p[examples, classes])
         log_prob = _double(log_not_p.sum(-1)) + summed(labels.values * log_odds)
+    else:
+        log_prob = summed(_double(own))
     own_probs = _double(probs[examples, classes])
     squared = _double(probs.square().sum(-1)) + summed(labels.values * (labels.values - 2 * own_probs))
 

@@ -166,7 +166,7 @@ class _Fit:
         batches = self.features() if callable(self.features) else self.features
         head, classifier = self.head, getattr(self.head, "classifier", None)
         # The head itself is needed for its draws, and for logits that τ does not only divide.
-        whole = head.covariance is not None and head.noise_scale > 0
+        whole = (head.covariance is not None and head.noise_scale > 0) or head.flip_rate > 0
         whole = whole or (isinstance(classifier, Classifier) and not classifier.linear)
         for loss in self._head_losses(batches, point) if whole else self._logit_losses(batches, point):
             (slope,) = torch.autograd.grad(loss, point)

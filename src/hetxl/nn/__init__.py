@@ -11,6 +11,7 @@ from hetxl.nn.covariance import (
     LowRankCovariance,
     build_covariance,
 )
+from hetxl.nn.density import ClassDensity, fit_density
 from hetxl.nn.heads import HEADS, DetHead, Head, HetHashHead, HetHead, HetXLHead, build_head
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.standardize import Standardize
@@ -21,6 +22,7 @@ __all__ = [
     "FULL_PARAMETER_LIMIT",
     "HEADS",
     "HEAD_LABELS",
+    "ClassDensity",
     "Classifier",
     "Covariance",
     "DetHead",
@@ -41,5 +43,6 @@ __all__ = [
     "Standardize",
     "build_covariance",
     "build_head",
+    "fit_density",
     "head_entry",
 ]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from hetxl._checks import integer_at_least, one_of
-from hetxl.functional import GaussianNoise, IdentityLift, LogitDistribution, approximate_log_probs
+from hetxl.functional import GaussianNoise, IdentityLift, LogitDistribution, Summary, approximate_log_probs
 from hetxl.functional.laplace import Curvature, laplace_variance, last_layer_curvature
 from hetxl.functional.links import Averaged, average_logits
 from hetxl.nn.classifier import NoisyFeatures
-from hetxl.nn.heads import DetHead, Head, HeadOptions, check_features
+from hetxl.nn.heads import DetHead, Head, HeadOptions, check_features, flipped_summary, top_of
 from hetxl.nn.prediction import Prediction
 
 
@@ -26,6 +26,12 @@ class AveragedHead(DetHead):
     @abstractmethod
     def _draws(self, noisy: NoisyFeatures, samples: int) -> Iterator[Tensor]:
         """Yield so many draws of the logits [..., K], before τ."""
+
+    def _source(self, noisy: NoisyFeatures) -> tuple[torch.Generator, bool]:
+        """Return where draws come from, and whether all examples share them: without a generator those of the seed."""
+        if noisy.generator is not None:
+            return noisy.generator, False
+        return torch.Generator().manual_seed(self.eval_seed), True
 
     def _average(self, noisy: NoisyFeatures, method: str, samples: int) -> Averaged:
         """Average the probabilities of features [..., D] over all classes."""
@@ -47,11 +53,10 @@ class AveragedHead(DetHead):
         samples = integer_at_least("num_samples", options.pop("num_samples", None) or self.eval_samples, 1)
         noisy = self._noisy_features(features, samples, generator=options.pop("generator", None))
         logits = self._average(noisy, self.methods[0], samples).logits
-        if targets is None:
-            return logits.to(features.dtype)
         # A classifier that passes its inputs on: the loss of these logits with all of its options.
-        identity = DetHead(self.num_classes, self.num_classes, classifier=nn.Identity(), link=self.link)
-        return identity(logits, targets, **options)
+        own = {"link": self.link, "flip_rate": self.flip_rate}
+        identity = DetHead(self.num_classes, self.num_classes, classifier=nn.Identity(), **own)
+        return identity(logits.to(features.dtype) if targets is None else logits, targets, **options)
 
     @torch.no_grad()
     def predict(
@@ -65,24 +70,30 @@ class AveragedHead(DetHead):
             top_k: only the k most probable classes; None for all K.
             method: one of `methods`; "mc" averages over draws, "deterministic" is DET.
             num_samples: S, `eval_samples` without.
-            target: has no effect: there is no noise of the labels.
+            target: "observed" for labels, `flip_rate` of which are flipped, or "clean" for the class.
             options: those of `Head.predict` that have no effect here.
         """
         check_features(features, self.in_features, self._dtype())
         one_of("method", method, self.methods)
         samples = integer_at_least("num_samples", self.eval_samples if num_samples is None else num_samples, 1)
-        noisy = self._noisy_features(features, samples, generator=generator, drawn=False)
+        noisy = self._noisy_features(features, samples, generator=generator, drawn=False, bound=True)
         averaged = self._average(noisy, method, samples)
-        log_probs, indices = (averaged.log_p, None) if top_k is None else averaged.log_p.topk(top_k)
-        return Prediction(
-            log_probs.exp(), log_probs, indices, averaged.entropy, averaged.expected_entropy, None, noisy.temperature,
-            self._distribution(noisy), method, samples if method == "mc" else None,
-        )  # fmt: skip
+        summary = Summary(averaged.log_p, None, averaged.entropy, averaged.expected_entropy, None)
+        if self.flip_rate and target == "observed":
+            summary = flipped_summary(summary, self.flip_rate)
+        summary = summary if top_k is None else top_of(summary, top_k)
+        samples_used = samples if method == "mc" else None
+        logits = self._distribution(noisy)
+        return Prediction(summary.log_probs.exp(), *summary, noisy.temperature, logits, method, samples_used)
 
 
-def drop(features: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """Set a share of the features [..., D] to 0, and divide the others by 1 − rate: `F.dropout` with a generator."""
-    mask = torch.empty_like(features).bernoulli_(1 - rate, generator=generator)
+def drop(features: Tensor, rate: float, generator: torch.Generator | None = None, shared: bool = False) -> Tensor:
+    """Set a share of the features [..., D] to 0, and divide the others by 1 − rate: `F.dropout` with a generator.
+
+    With one mask for all examples (`shared`) it is drawn where the generator is, the same for every device.
+    """
+    like = torch.empty(features.shape[-1]) if shared else torch.empty_like(features)
+    mask = like.bernoulli_(1 - rate, generator=generator).to(features)
     return features * mask / (1 - rate)
 
 
@@ -119,8 +130,9 @@ class DropoutHead(AveragedHead):
         return replace(noisy, features=drop(noisy.features, self.dropout, noisy.generator))
 
     def _draws(self, noisy: NoisyFeatures, samples: int) -> Iterator[Tensor]:
+        generator, shared = self._source(noisy)
         for _ in range(samples):
-            yield self._logits(drop(noisy.features, self.dropout, noisy.generator))
+            yield self._logits(drop(noisy.features, self.dropout, generator, shared))
 
     def extra_repr(self) -> str:
         """The options as shown when the module is printed."""
@@ -164,7 +176,8 @@ class LaplaceHead(AveragedHead):
             raise ValueError(
                 f"head must be a DetHead, found {type(head).__name__}: its noise is no part of a posterior"
             )
-        options = {"link": head.link, "eval_samples": head.eval_samples, "temperature": head.temperature}
+        same = {"link": head.link, "temperature": head.temperature, "flip_rate": head.flip_rate}
+        options = {"eval_samples": head.eval_samples, "eval_seed": head.eval_seed, **same}
         copy = cls(head.in_features, head.num_classes, classifier=head.classifier, **options)
         copy.standardize = head.standardize
         return copy.train(head.training)
@@ -202,8 +215,10 @@ class LaplaceHead(AveragedHead):
 
     def _draws(self, noisy: NoisyFeatures, samples: int) -> Iterator[Tensor]:
         mean, deviation = self._logits(noisy.features), self._deviation(noisy.features)
+        generator, shared = self._source(noisy)
+        like = torch.empty(self.num_classes) if shared else mean
         for _ in range(samples):
-            yield mean + deviation * torch.empty_like(mean).normal_(generator=noisy.generator)
+            yield mean + deviation * torch.empty_like(like).normal_(generator=generator).to(mean)
 
     def _average(self, noisy: NoisyFeatures, method: str, samples: int) -> Averaged:
         if method != "probit":

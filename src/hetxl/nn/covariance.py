@@ -28,6 +28,7 @@ from hetxl._checks import integer_at_least, one_of, positive_float
 from hetxl.functional import SAMPLERS, Sampler, draw_normals
 from hetxl.functional._torch import Factory
 from hetxl.functional.noise import GaussianNoise, residual_scale
+from hetxl.functional.samplers import fixed_normals
 from hetxl.registry import COVARIANCES, RESIDUALS, Residual
 
 FULL_PARAMETER_LIMIT = 2**27
@@ -88,7 +89,9 @@ class Covariance(nn.Module, ABC):
         if self.residual is not None:
             _lecun_normal(self.residual, gain=self.init)
             # softplus(bias) is `init` times softplus(0), what it is at init = 1.
-            nn.init.constant_(self.residual.bias, math.log(math.expm1(self.init * math.log(2))))
+            scale = self.init * math.log(2)
+            bias = math.log(math.expm1(scale)) if scale < 40 else scale  # equal from there on, where expm1 may overflow
+            nn.init.constant_(self.residual.bias, bias)
 
     @torch.no_grad()
     def silence(self) -> None:
@@ -124,12 +127,27 @@ class Covariance(nn.Module, ABC):
             device: of the result.
             dtype: of the result.
         """
-        if isinstance(sampler, str):
-            one_of("sampler", sampler, SAMPLERS)
-            sampler = SAMPLERS[sampler]
         sizes = (math.prod(batch_shape), num_samples, self.rank, self.size - self.rank)
-        z = draw_normals(sampler, *sizes, generator=generator, device=device, dtype=dtype)
+        z = draw_normals(_sampler(sampler), *sizes, generator=generator, device=device, dtype=dtype)
         return z.reshape(*batch_shape, num_samples, self.size)
+
+    def fixed_draws(
+        self,
+        sampler: str | Sampler,
+        num_samples: int,
+        seed: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Standard normals of a seed, [S, Q], the same on every device: those of a head in evaluation mode.
+
+        self.draw(sampler, num_samples, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+        They may be shared with other callers, and are not to be changed in place.
+        """
+        sizes = (num_samples, self.rank, self.size - self.rank)
+        return fixed_normals(_sampler(sampler), *sizes, seed, torch.device(device), dtype)
 
     @abstractmethod
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -248,12 +266,20 @@ def build_covariance(
     R is N for `full`, which takes no residual, and 0 for `diagonal`; a rank of 0 is the same as `diagonal`.
     """
     check_covariance(covariance, rank, residual)
-    kind: Residual = "rank1" if residual == "rank1" else "diagonal"
+    kind = one_of("residual", residual, RESIDUALS)
     if covariance == "full":
         return FullCovariance(in_features, noise_features, **options)
     if covariance == "diagonal" or rank == 0:
         return DiagonalCovariance(in_features, noise_features, kind, **options)
     return COVARIANCE_CLASSES[covariance](in_features, noise_features, rank, kind, **options)
+
+
+def _sampler(sampler: str | Sampler) -> Sampler:
+    """Return a sampler by its name, or the function itself."""
+    if not isinstance(sampler, str):
+        return sampler
+    one_of("sampler", sampler, SAMPLERS)
+    return SAMPLERS[sampler]
 
 
 def _lecun_normal(linear: nn.Linear, gain: float = 1.0) -> None:

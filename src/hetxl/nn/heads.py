@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hetxl._checks import integer_at_least, non_negative_float, one_of
+from hetxl._checks import integer_at_least, integer_between, non_negative_float, one_of
 from hetxl.functional import (
     IGNORE_INDEX,
     SAMPLERS,
@@ -21,15 +21,20 @@ from hetxl.functional import (
     LogitDistribution,
     Order,
     Sampler,
+    Summary,
+    Targets,
     Weights,
     check_targets,
     hash_classes,
+    softmax_entropy,
 )
 from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS, TOLERANCE
-from hetxl.functional.targets import REDUCTIONS, TargetsLike
+from hetxl.functional.flips import flipped, flipped_log_probs
+from hetxl.functional.targets import REDUCTIONS, UNWEIGHTED, TargetsLike, reduce_losses
 from hetxl.nn.classifier import Classifier, GetLogits, NoisyFeatures, as_classifier, factory_options, is_plain_linear
 from hetxl.nn.covariance import Covariance, build_covariance, check_covariance
+from hetxl.nn.density import ClassDensity
 from hetxl.nn.prediction import Prediction
 from hetxl.nn.standardize import Standardize
 from hetxl.nn.temperature import as_temperature
@@ -39,6 +44,8 @@ NOISE_INIT = 0.1  # a small start: noise as large as the authors' slows short ru
 
 
 TARGETS = ("observed", "clean")
+MAX_SAMPLES = 2**24
+"""Largest S: the normals of more samples would take gigabytes."""
 CLEAN_NOISE = 0.25
 """Share of the noise in predictions of clean labels. Of 0, 0.25, 0.5 and 1 it gave the lowest NLL of clean test labels
 after training on 30 % wrong ones, symmetric or confusable (fashion-MNIST, lab/docs/experiments.md)."""
@@ -52,10 +59,12 @@ class HeadOptions(TypedDict, total=False):
     residual: str
     noise_init: float
     noise_scale: float
+    flip_rate: float
     link: str
     temperature: float | nn.Module
     train_samples: int
     eval_samples: int
+    eval_seed: int
     sampler: str | Sampler
     memory_budget: int | None
     bias: bool
@@ -78,10 +87,14 @@ class Head(nn.Module, ABC):
         noise_init: scale of the noise at the start; 1 for that of the paper's authors.
         noise_scale: factor of the noise in predictions and in evaluation mode: 1 for what was learned, 0 for none. What
             suits the labels to be predicted, `hetxl.metrics.fit_scales` finds.
+        flip_rate: ε, share of the labels that are drawn from all K classes alike (softmax). Losses and predictions are
+            then of labels with the probability (1 − ε) p + ε / K, and p itself is `predict(target="clean")`.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
         temperature: τ, a positive number or a module such as `LearnedTemperature`, which is the paper's choice.
         train_samples: S of `head(...)` and `head.loss(...)` in training mode.
         eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
+        eval_seed: of their draws, which are one set [S, Q] for all examples: the same features give the same
+            predictions, in any batch and on any device.
         sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
             `hetxl.functional.samplers`.
         memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 448 MiB.
@@ -96,6 +109,9 @@ class Head(nn.Module, ABC):
         dtype: likewise.
     """
 
+    density: ClassDensity | None = None
+    """Density of the training features (`hetxl.nn.fit_density`), for `Prediction.novelty`; not in the state dict."""
+
     _bypasses_classifier = False  # whether noise reaches the logits beside the classifier, and not through it
 
     def __init__(
@@ -108,10 +124,12 @@ class Head(nn.Module, ABC):
         residual: str = "rank1",
         noise_init: float = NOISE_INIT,
         noise_scale: float = 1.0,
+        flip_rate: float = 0.0,
         link: str = "softmax",
         temperature: float | nn.Module = TEMPERATURE,
         train_samples: int = TRAIN_SAMPLES,
         eval_samples: int = EVAL_SAMPLES,
+        eval_seed: int = 0,
         sampler: str | Sampler = "orthogonal",
         memory_budget: int | None = None,
         bias: bool = True,
@@ -122,12 +140,14 @@ class Head(nn.Module, ABC):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point type such as torch.float32, found {dtype}")
         self.in_features = integer_at_least("in_features", in_features, 1)
         self.num_classes = integer_at_least("num_classes", num_classes, 1)
-        one_of("link", link, LINKS)
-        self.link: Link = "softmax" if link == "softmax" else "sigmoid"
-        self.train_samples = integer_at_least("train_samples", train_samples, 1)
-        self.eval_samples = integer_at_least("eval_samples", eval_samples, 1)
+        self.link: Link = one_of("link", link, LINKS)
+        self.train_samples = integer_between("train_samples", train_samples, 1, MAX_SAMPLES)
+        self.eval_samples = integer_between("eval_samples", eval_samples, 1, MAX_SAMPLES)
+        self.eval_seed = integer_at_least("eval_seed", eval_seed, 0)
         if not callable(sampler):
             one_of("sampler", sampler, SAMPLERS)
         self.sampler, self.noise_scale = sampler, noise_scale
@@ -140,6 +160,7 @@ class Head(nn.Module, ABC):
         options = factory_options(classifier, device, dtype)
         self.standardize = Standardize(in_features, **options) if standardize else None
         self.temperature = as_temperature(temperature)
+        self.flip_rate = flip_rate
         check_covariance(covariance, rank, residual)
         noise_features = self._noise_features()
         if isinstance(layer, Classifier) and not layer.complete and self._bypasses_classifier:
@@ -161,6 +182,23 @@ class Head(nn.Module, ABC):
     @noise_scale.setter
     def noise_scale(self, value: float) -> None:
         self._noise_scale = non_negative_float("noise_scale", value)
+
+    @property
+    def flip_rate(self) -> float:
+        """ε, share of the labels that are drawn from all classes alike."""
+        return self._flip_rate
+
+    @flip_rate.setter
+    def flip_rate(self, value: float) -> None:
+        rate = non_negative_float("flip_rate", value)
+        custom = self._custom_classifier
+        if rate >= 1:
+            raise ValueError(f"flip_rate must be below 1, found {value}")
+        if rate and self.link == "sigmoid":
+            raise ValueError('flip_rate is for one label an example, found link="sigmoid"; leave it 0')
+        if rate and custom is not None and not custom.complete:
+            raise ValueError(f"flip_rate needs a loss over all classes, found {type(custom).__name__}; leave it 0")
+        self._flip_rate = rate
 
     def own_options(self) -> dict[str, Any]:
         """Return the options of this head beside those of all heads, by the names of its constructor."""
@@ -202,7 +240,8 @@ class Head(nn.Module, ABC):
             label_smoothing: share of the target that is spread evenly over all classes (softmax).
             ignore_index: another class id that leaves an example out, such as 255 in segmentation.
             num_samples: S for this call.
-            generator: where the draws come from; torch's default generator without.
+            generator: where the draws come from, each example's own. Without, they come from torch's default generator
+                in training mode, and are those of `eval_seed` in evaluation mode.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
 
@@ -215,18 +254,32 @@ class Head(nn.Module, ABC):
         one_of("reduction", reduction, REDUCTIONS)
         samples = self.train_samples if self.training else self.eval_samples
         scale = 1.0 if self.training else self.noise_scale
-        noisy = self._noisy_features(features, samples, num_samples, generator, noise, order, scale=scale)
+        options = {"scale": scale, "fixed": not self.training}
+        noisy = self._noisy_features(features, samples, num_samples, generator, noise, order, **options)
         custom = self._custom_classifier
         if targets is not None:
             checked = check_targets(targets, features.shape[:-1], self.num_classes, self.link, ignore_index)
             weights = Weights(weight, class_weight, label_smoothing)
             weights.check(features.shape[:-1], self.num_classes, self.link)
-            if custom is not None:
-                return custom.nll(noisy, checked, reduction, weights)
-            return noisy.nll(self._distribution(noisy), checked, reduction, weights)
+            return (self._flipped_nll if self.flip_rate else self._nll)(noisy, checked, reduction, weights)
         log_probs = noisy.log_probs(self._distribution(noisy)) if custom is None else custom.log_probs(noisy)
+        log_probs = flipped_log_probs(log_probs, self.flip_rate) if self.flip_rate else log_probs
         # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
         return log_probs if under_autocast(features) else log_probs.to(features.dtype)
+
+    def _nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """Return the negative log-likelihood of targets that no label was flipped of."""
+        if self._custom_classifier is not None:
+            return self._custom_classifier.nll(noisy, targets, reduction, weights)
+        return noisy.nll(self._distribution(noisy), targets, reduction, weights)
+
+    def _flipped_nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
+        """Return −log((1 − ε) p + ε / K) of class ids: wrong labels, which p is small for, lose their weight."""
+        if targets.ids is None or weights.smoothing:
+            raise ValueError("flip_rate goes with class ids as targets, without label_smoothing; set flip_rate = 0")
+        losses = -flipped(-self._nll(noisy, targets, "none", UNWEIGHTED), self.flip_rate, self.num_classes)
+        factor, normaliser = weights.factors(targets, targets.ids.shape, self.link, losses)
+        return reduce_losses(losses, factor, normaliser, reduction)
 
     def loss(self, features: Tensor, targets: TargetsLike, reduction: str = "mean", **options: Any) -> Tensor:
         """Return `head(features, targets, …)` by name: the same call, through the module's hooks; options as there."""
@@ -254,31 +307,39 @@ class Head(nn.Module, ABC):
             method: "mc" averages over samples; "deterministic" leaves the noise out; "mean_field", "probit" and
                 "taylor" average over it without samples, approximately (`hetxl.functional.APPROXIMATIONS`).
             num_samples: S for this call, `eval_samples` without.
-            generator: where the draws come from; torch's default generator without.
+            generator: where the draws come from, each example's own; those of `eval_seed` without.
             noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation.
             tolerance: with top_k and many classes, only those that matter are sampled by themselves, and the others as
                 one (`Prediction.left_out`); this far off the probabilities may be, by estimate. 0 samples all classes.
             target: "observed" predicts the label that an example would be given, wrong ones included; "clean" the class
-                that it has, with `CLEAN_NOISE` of the noise, which otherwise stands for the errors of the labels.
+                that it has, without ε, and with `CLEAN_NOISE` of the noise, which otherwise stands for errors of the
+                labels.
         """
         check_features(features, self.in_features, self._dtype())
         one_of("method", method, METHODS)
         one_of("target", target, TARGETS)
+        non_negative_float("tolerance", tolerance)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
         scale = self.noise_scale * (CLEAN_NOISE if target == "clean" else 1.0)
         if self.covariance is None or not scale:
             method = "deterministic"
-        draws = {"drawn": method == "mc", "scale": scale}
-        noisy = self._noisy_features(features, self.eval_samples, num_samples, generator, noise, order, **draws)
+        options = {"drawn": method == "mc", "scale": scale, "fixed": True, "bound": True}
+        noisy = self._noisy_features(features, self.eval_samples, num_samples, generator, noise, order, **options)
+        flipped = self.flip_rate > 0 and target == "observed"
+        sizes = (None if flipped else top_k, tolerance)
         if self._custom_classifier is not None:
-            summary = self._custom_classifier.predict(noisy, method, top_k, tolerance)
+            summary = self._custom_classifier.predict(noisy, method, *sizes)
         else:
-            summary = noisy.predict(self._distribution(noisy), method, top_k, tolerance)
+            summary = noisy.predict(self._distribution(noisy), method, *sizes)
+        if flipped:
+            summary = flipped_summary(summary, self.flip_rate)
+            summary = summary if top_k is None else top_of(summary, top_k)
         samples = None if noisy.z is None else noisy.z.shape[-2]
         probs, logits = summary.log_probs.exp(), self._distribution(noisy)
-        return Prediction(probs, *summary, noisy.temperature, logits, method, samples)
+        distance = None if self.density is None else self.density.distance(features)
+        return Prediction(probs, *summary, noisy.temperature, logits, method, samples, distance)
 
     def logit_distribution(self, features: Tensor) -> LogitDistribution:
         """The Gaussian over the logits of features [..., D] before τ; lazy `.mean` [..., K], `.factors` [..., Q, K]."""
@@ -326,22 +387,34 @@ class Head(nn.Module, ABC):
         order: Order | None = None,
         *,
         drawn: bool = True,
+        fixed: bool = False,
         scale: float = 1.0,
+        bound: bool = False,
     ) -> NoisyFeatures:
-        """The features with so much of their noise, and the normals [..., S, Q] of a call if they are to be `drawn`."""
+        """The features with so much of their noise, and the normals of a call if they are to be `drawn`.
+
+        Rows too large for the products are scaled down if they are to be `bound`. The normals are [..., S, Q]; or
+        [S, Q], those of `eval_seed`, if they are `fixed` and no generator is given.
+        """
         if order is not None:
             one_of("order", order, ORDERS)
         if num_samples is not None:
-            samples = integer_at_least("num_samples", num_samples, 1)
+            samples = integer_between("num_samples", num_samples, 1, MAX_SAMPLES)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, found {type(generator).__name__}")
         if noise is not None and drawn:
             size = 0 if self.covariance is None else self.covariance.size
             check_normals(noise, features.shape[:-1], size, num_samples)
         if self.standardize is not None:
-            features = self.standardize(features)
+            features = self.standardize(bounded(features, 0.75) if bound else features)
+        features = bounded(features) if bound else features
         z, gaussian, lift = None, None, None
         is_noisy = self.covariance is not None and scale > 0
         if drawn and is_noisy:
-            z = (self._draw(features, samples, generator) if noise is None else noise).to(features.dtype)
+            if noise is None:
+                fixed = fixed and generator is None
+                noise = self._fixed_draws(features, samples) if fixed else self._draw(features, samples, generator)
+            z = noise.to(features.dtype)
         if self._custom_classifier is not None:
             features = self._custom_classifier.prepare(features)
         if is_noisy:
@@ -363,10 +436,15 @@ class Head(nn.Module, ABC):
             )
         if generator is None and self._custom_classifier is not None:
             generator = self._custom_classifier.noise_generator()
-        dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
-        options = {"generator": generator, "device": features.device, "dtype": dtype}
+        options = {"generator": generator, "device": features.device, "dtype": _drawn_dtype(features)}
         assert self.covariance is not None
         return self.covariance.draw(self.sampler, samples, features.shape[:-1], **options)
+
+    def _fixed_draws(self, features: Tensor, samples: int) -> Tensor:
+        """The standard normals of evaluation, [S, Q], which all examples share."""
+        assert self.covariance is not None
+        where = {"device": features.device, "dtype": _drawn_dtype(features)}
+        return self.covariance.fixed_draws(self.sampler, samples, self.eval_seed, **where)
 
     def _dtype(self) -> torch.dtype | None:
         """The dtype that features must have; None when there is nothing to go by."""
@@ -381,10 +459,29 @@ class Head(nn.Module, ABC):
         """The options as shown when the module is printed."""
         sampler = self.sampler if isinstance(self.sampler, str) else getattr(self.sampler, "__name__", "custom")
         scaled = f", noise_scale={self.noise_scale:g}" if self.noise_scale != 1 else ""
+        scaled += f", flip_rate={self.flip_rate:g}" if self.flip_rate else ""
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, link={self.link!r}, "
             f"train_samples={self.train_samples}, eval_samples={self.eval_samples}, sampler={sampler!r}{scaled}"
         )
+
+
+def _drawn_dtype(features: Tensor) -> torch.dtype:
+    """The precision in which normals are drawn: at least float32."""
+    return torch.float64 if features.dtype == torch.float64 else torch.float32
+
+
+def flipped_summary(summary: Summary, rate: float) -> Summary:
+    """Return a prediction over all classes as one of labels, ε of which are flipped; the entropy from noise stays."""
+    log_probs = flipped_log_probs(summary.log_probs, rate)
+    entropy = softmax_entropy(log_probs)
+    return Summary(log_probs, None, entropy, entropy - (summary.entropy - summary.expected_entropy), None)
+
+
+def top_of(summary: Summary, top_k: int) -> Summary:
+    """Return the k most probable classes of a prediction over all classes."""
+    log_probs, indices = summary.log_probs.topk(top_k)
+    return summary._replace(log_probs=log_probs, indices=indices)
 
 
 def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None) -> None:
@@ -399,6 +496,21 @@ def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None
             f"features have dtype {features.dtype} and the head {dtype}; "
             f"cast one of them (features.to({dtype}) or head.to({features.dtype})) or use torch.autocast"
         )
+
+
+def bounded(features: Tensor, power: float = 1 / 3) -> Tensor:
+    """Return features [..., D], rows beyond what products can hold scaled down to that; others as they are, to the bit.
+
+    Logits and their noise grow with the features, and what is averaged over the noise depends on their ratio alone once
+    they are this large: probabilities are those of the larger features, whose products would overflow.
+
+    Args:
+        power: of the largest number of the type; a third leaves variances and their sums finite.
+    """
+    if features.dtype == torch.float16:
+        return features  # its largest numbers are not large
+    limit = torch.finfo(features.dtype).max ** power
+    return features / (features.abs().amax(-1, keepdim=True) / limit).clamp(min=1)
 
 
 def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples: int | None) -> None:

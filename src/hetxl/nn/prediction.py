@@ -1,5 +1,6 @@
 """What `head.predict` returns."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +33,7 @@ class Prediction:
             are computed from it when first read, from the head's weights as they are then.
         method: how it was predicted.
         num_samples: S, or None for a method without samples.
+        distance: [...] to the features of the training rows, by the density of the head; None where it has none.
     """
 
     probs: Tensor
@@ -44,6 +46,7 @@ class Prediction:
     logits: LogitDistribution = field(repr=False)
     method: str
     num_samples: int | None
+    distance: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
@@ -51,9 +54,15 @@ class Prediction:
         return self.probs
 
     @property
-    def labels(self) -> Tensor:
+    def top_class(self) -> Tensor:
         """The most probable class of each example, [...]."""
         return self.classes[..., 0]
+
+    @property
+    def labels(self) -> Tensor:
+        """`top_class`, by its name until 0.2: a label is what an example was given, not what is predicted."""
+        warnings.warn("Prediction.labels is renamed to top_class", DeprecationWarning, stacklevel=2)
+        return self.top_class
 
     @cached_property
     def classes(self) -> Tensor:
@@ -66,6 +75,15 @@ class Prediction:
     def mutual_information(self) -> Tensor:
         """The part of the entropy that the noise explains, [...]: entropy − expected_entropy."""
         return self.entropy - self.expected_entropy
+
+    @property
+    def novelty(self) -> Tensor:
+        """How unlike the training data each example is, [...]: the larger, the less alike.
+
+        With `head.density` the distance to the nearest class mean; otherwise the entropy that noise does not explain,
+        `expected_entropy`, which finds less (lab/docs/experiments.md). Values of different heads do not compare.
+        """
+        return self.expected_entropy if self.distance is None else self.distance
 
     @cached_property
     def logit_variance(self) -> Tensor:

@@ -1,4 +1,5 @@
-"""Backbones by name, as real modules on the `meta` device: shapes and counts without weights or downloads."""
+"""Backbones by name, as real modules: on the `meta` device for shapes and counts without weights, or on another, with
+random ones, to measure them. Nothing is downloaded."""
 
 import difflib
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetxl._checks import one_of
 from hetxl.profiling.parameters import count_parameters
@@ -19,7 +20,15 @@ class Backbone:
 
     name: str
     features: int  # D, the width that a head reads
-    module: nn.Module  # on the meta device
+    module: nn.Module
+    image_size: int = 224  # height and width of the images that it takes, if it takes images
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the features [B, D] of images [B, 3, height, width]."""
+        outputs: Any = self.module(images)
+        if isinstance(outputs, Tensor):
+            return outputs
+        return outputs.pooler_output.flatten(1)
 
     @property
     def parameters(self) -> int:
@@ -27,67 +36,68 @@ class Backbone:
         return count_parameters(self.module)
 
 
-def _resnet152(name: str) -> Backbone:
+def _resnet152(name: str, device: str, size: int) -> Backbone:
     """Return the paper's ResNet152x1, D = 2048."""
-    with importing("transformers", name), torch.device("meta"):
+    with importing("transformers", name), torch.device(device):
         from transformers import ResNetConfig, ResNetModel
 
         config = ResNetConfig(depths=[3, 8, 36, 3], hidden_sizes=[256, 512, 1024, 2048])
-        return Backbone(name, 2048, ResNetModel(config))
+        return Backbone(name, 2048, ResNetModel(config), size)
 
 
-def _vit_l_32(name: str) -> Backbone:
-    """Return the paper's ViT-L/32 for 224 × 224 images, D = 1024. The pooler is its 1024-wide pre-logits layer."""
-    with importing("transformers", name), torch.device("meta"):
+def _vit_l_32(name: str, device: str, size: int) -> Backbone:
+    """Return the paper's ViT-L/32, D = 1024. The pooler is its 1024-wide pre-logits layer."""
+    with importing("transformers", name), torch.device(device):
         from transformers import ViTConfig, ViTModel
 
         width: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096}
         width |= {"num_attention_heads": 16, "num_hidden_layers": 24}
-        return Backbone(name, 1024, ViTModel(ViTConfig(**width, patch_size=32, image_size=224)))
+        return Backbone(name, 1024, ViTModel(ViTConfig(**width, patch_size=32, image_size=size)), size)
 
 
-PRESETS: dict[str, Callable[[str], Backbone]] = {"resnet152": _resnet152, "vit-l/32": _vit_l_32}
+PRESETS: dict[str, Callable[[str, str, int], Backbone]] = {"resnet152": _resnet152, "vit-l/32": _vit_l_32}
 """The two backbones of the paper."""
 
 
-def build_backbone(name: str) -> Backbone:
-    """Return a backbone on the meta device.
+def build_backbone(name: str, device: str = "meta", image_size: int = 224) -> Backbone:
+    """Return a backbone on the meta device, or with random weights on another.
 
     Args:
         name: "resnet152" or "vit-l/32" for the paper's; "timm:NAME" for a model of timm, such as "timm:resnet50";
             "hf:MODEL_TYPE" for a model type of transformers in its default configuration, such as "hf:bert".
+        image_size: of the images that one of the paper's takes.
     """
     library, _, model = name.partition(":")
     if library == "timm" and model:
-        return _timm(name, model)
+        return _timm(name, model, device)
     if library == "hf" and model:
-        return _transformers(name, model)
+        return _transformers(name, model, device)
     if name.lower() not in PRESETS:
         one_of("backbone", name, (*PRESETS, "timm:NAME", "hf:MODEL_TYPE"))
-    return PRESETS[name.lower()](name)
+    return PRESETS[name.lower()](name, device, image_size)
 
 
-def _timm(name: str, model: str) -> Backbone:
+def _timm(name: str, model: str, device: str) -> Backbone:
     with importing("timm", name):
         import timm
 
         if not timm.is_model(model):
             raise unknown_model(name, "timm", model, timm.list_models())
-        with _building(name):
+        with _building(name, device):
             module: Any = timm.create_model(model, num_classes=0)
     # Some models widen their features once more in front of the classifier: num_features is the width before that.
     features = getattr(module, "head_hidden_size", None) or module.num_features
-    return Backbone(name, features, module)
+    return Backbone(name, features, module, module.default_cfg["input_size"][-1])
 
 
-def _transformers(name: str, model: str) -> Backbone:
+def _transformers(name: str, model: str, device: str) -> Backbone:
     with importing("transformers", name):
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
         if model not in MODEL_MAPPING_NAMES:
             raise unknown_model(name, "hf", model, list(MODEL_MAPPING_NAMES))
-        with _building(name):
+        with _building(name, device):
             config = AutoConfig.for_model(model)
             features = hidden_size(config)
             module = AutoModel.from_config(config) if features else None
@@ -114,10 +124,10 @@ def unknown_model(name: str, library: str, model: str, known: list[str]) -> Valu
 
 
 @contextmanager
-def _building(name: str) -> Iterator[None]:
-    """Everything inside is made on the meta device; a model that cannot be made there is named."""
+def _building(name: str, device: str) -> Iterator[None]:
+    """Everything inside is made on the device; a model that cannot be made there is named."""
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             yield
     except ImportError:
         raise

@@ -136,3 +136,12 @@ def test_a_cast_of_the_head_reaches_its_rows_but_not_its_codes(weight, dtype):
     state = small.classifier.state_dict()
     small.to("meta").to_empty(device="cpu").classifier.load_state_dict(state)
     assert torch.equal(small.classifier.codes, codes)
+
+
+@pytest.mark.parametrize("weight", ERRORS)
+def test_top_classes_of_many_are_those_of_the_whole_prediction(weight):
+    torch.manual_seed(0)
+    head = HetXLHead(D, 2048, rank=3, classifier=QuantizedClassifier(LinearClassifier(D, 2048), weight))
+    features = torch.randn(4, D)
+    whole, top = head.predict(features), head.predict(features, top_k=3)
+    torch.testing.assert_close(top.probs, whole.probs.topk(3).values, atol=1e-3, rtol=0)

@@ -227,7 +227,7 @@ def test_targets_by_a_function_of_the_batch(tmp_path):
     assert logged(run)["calibration_error"] == pytest.approx(calibration_of(module, inputs, labels), abs=1e-6)
     # Other targets than the loss had: all of them what the head says.
     inside = {"x": inputs, "y": labels}
-    answers = module.model["fc"].predict(module.model["body"](inputs)).labels
+    answers = module.model["fc"].predict(module.model["body"](inputs)).top_class
     module.step = "loss"
     run = trainer(tmp_path, callbacks=[HeadMonitor(targets=lambda _: answers)])
     run.validate(module, whole(inside), verbose=False)

@@ -390,3 +390,29 @@ def test_bad_parameters_are_named(options, message):
 @pytest.mark.parametrize("options", [{}, {"hidden": [8]}, {"temperature": "learned"}, {"max_iter": 3, "rank": 0}])
 def test_valid_parameters_pass(options):
     check_parameters(HetXLClassifier(**options))
+
+
+@pytest.mark.parametrize("head", ["det", "het-xl"])
+def test_labels_that_are_any_class_alike_are_left_out_of_clean_probabilities(head):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(4, size=1400)
+    X = (4 * np.eye(4)[labels] + generator.normal(size=(1400, 4))).astype(np.float32)
+    wrong = generator.random(1400) < 0.4
+    y = np.where(wrong, generator.integers(4, size=1400), labels)
+    options = {"head": head, "rank": 2, "train_samples": 2, "eval_samples": 16, "max_iter": 20, "random_state": 0}
+    model = HetXLClassifier(**options).fit(X[:1200], y[:1200])
+    assert model.flip_rate_ == pytest.approx(0.4, abs=0.12)  # 120 held-out rows: a standard error of 0.045
+    observed, clean = (model.predict_proba(X[1200:], target=target) for target in ("observed", "clean"))
+    rows = np.arange(200)
+    losses = [-np.log(probs[rows, labels[1200:]]).mean() for probs in (observed, clean)]
+    assert losses[1] < 0.6 * losses[0]
+    np.testing.assert_allclose(clean.sum(1), 1, rtol=1e-5)
+    if head == "det":
+        expected = (1 - model.flip_rate_) * clean + model.flip_rate_ / 4
+        np.testing.assert_allclose(observed, expected, rtol=1e-4)
+    right = HetXLClassifier(**options).fit(X[:1200], labels[:1200])
+    assert right.flip_rate_ == 0
+    model.rescale(X[1200:], labels[1200:])
+    assert model.network_.head.flip_rate == 0
+    with pytest.raises(ValueError, match="target must be one of"):
+        model.predict_proba(X, target="true")

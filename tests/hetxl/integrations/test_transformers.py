@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -18,7 +19,7 @@ from transformers import (
 
 import hetxl
 from hetxl.integrations.convert import head_of, mean_logits
-from hetxl.integrations.transformers import check_one_class, from_pretrained
+from hetxl.integrations.transformers import check_one_class, from_pretrained, pipeline
 
 CLASSES = 7
 VOCABULARY = 40
@@ -454,3 +455,71 @@ def test_the_trainer_with_labels_as_rows(options, tmp_path):
     )  # fmt: skip
     trainer = Trainer(hetxl.convert(make_bert(**options), "det"), arguments, train_dataset=data, eval_dataset=data)
     assert trainer.train().training_loss == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+
+
+@pytest.fixture
+def tokenizer():
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "red", "green", "blue", "fish", "bird"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def test_what_a_tokenizer_returns_is_taken_as_it_is(tokenizer):
+    model = hetxl.convert(make_bert(), rank=2, eval_samples=8).eval()
+    batch = tokenizer(["red fish", "a green bird"], padding=True, return_tensors="pt")
+    assert not isinstance(batch, dict)
+    seeds = (torch.Generator().manual_seed(1) for _ in range(2))
+    probs = [hetxl.predict(model, inputs, generator=next(seeds)).probs for inputs in (batch, dict(batch))]
+    assert torch.equal(*probs)
+    assert hetxl.fused_loss(model, batch, torch.tensor([1, 2])).isfinite()
+
+
+def test_logits_are_returned_in_training_if_asked_for():
+    model = hetxl.convert(make_bert(), rank=2, train_samples=4, train_logits=True).train()
+    labels = torch.tensor([0, 6, 2])
+    output = model(TOKENS, labels=labels)
+    torch.testing.assert_close(F.cross_entropy(output.logits, labels), output.loss)
+    output.loss.backward()
+    assert head_of(model).covariance.factor.grad.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_a_trainer_with_a_loss_of_its_own_gets_logits(tmp_path):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            loss = F.cross_entropy(outputs.get("logits"), inputs.get("labels"))
+            return (loss, outputs) if return_outputs else loss
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], disable_tqdm=True,
+        save_strategy="no", use_cpu=True, logging_strategy="no",
+    )  # fmt: skip
+    model = hetxl.convert(make("ViTForImageClassification"), rank=2, train_samples=4, train_logits=True)
+    assert Own(model, arguments, train_dataset=Examples(8, 0)).train().global_step == 2
+
+
+@pytest.mark.parametrize("options", [{}, SEVERAL])
+def test_pipelines_return_uncertainty(options, tokenizer):
+    model = hetxl.convert(make_bert(**options), rank=2, noise_init=1.0, eval_samples=64).eval()
+    texts = ["red fish", "green", "blue bird fish"]
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer, return_uncertainty=True)
+    results = classify(texts, top_k=2, batch_size=2)
+    assert [len(result) for result in results] == [2, 2, 2]
+    for text, result in zip(texts, results, strict=True):
+        torch.manual_seed(0)
+        prediction = hetxl.predict(model, tokenizer(text, return_tensors="pt"), top_k=2)
+        assert result[0]["entropy"] == pytest.approx(float(prediction.entropy), rel=0.05)
+        assert result[0]["score"] == pytest.approx(float(prediction.probs[0, 0]), rel=0.1)
+        assert 0 < result[1]["mutual_information"] < result[1]["entropy"]
+    assert set(classify("red fish", return_uncertainty=False)[0]) == {"label", "score"}
+    assert set(classify("red fish")[0]) == {"label", "score", "entropy", "mutual_information"}
+
+
+def test_pipelines_without_a_head_or_for_other_tasks_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="no converted layer"):
+        pipeline("text-classification", model=make_bert(), tokenizer=tokenizer)
+    language_model = hetxl.convert(make("GPT2LMHeadModel"), rank=2)
+    with pytest.raises(ValueError, match=r"task must be one of .*text-classification.*found 'text-gen"):
+        pipeline("text-generation", model=language_model, tokenizer=tokenizer)

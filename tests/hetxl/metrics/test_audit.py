@@ -38,6 +38,18 @@ def test_scores_are_bounded_and_positive_only_for_a_more_probable_class(classes:
     assert (result.suggestion != labels).all()
 
 
+def test_nearest_rows_add_to_the_probabilities():
+    features = np.concatenate([np.zeros((5, 2)), np.ones((5, 2))])
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+    probs = np.full((10, 2), 0.5)  # a model that knows nothing
+    result = audit(labels, probs, features + 0.01 * np.random.default_rng(0).normal(size=(10, 2)))
+    worst = result.ranked(1)
+    assert worst.rows.tolist() == [4]
+    assert worst.label_prob[0] == pytest.approx((0.5 + 1 / 5) / 2)  # one of its five nearest rows is of the others
+    assert worst.neighbours[0] == pytest.approx(4 / 5)
+    assert np.isnan(audit(labels, probs).neighbours).all()
+
+
 def test_ignored_rows_are_left_out():
     assert audit([1, -100, 0, 0], PROBS).rows.tolist() == [0, 2, 3]
 

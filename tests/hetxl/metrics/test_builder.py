@@ -42,7 +42,7 @@ def test_softmax_numbers_are_those_of_the_whole_matrix(variant):
     assert np.array_equal(records.rows, np.arange(10, 16))
     np.testing.assert_allclose(records.entropy, prediction.entropy)
     np.testing.assert_allclose(records.expected_entropy, prediction.expected_entropy)
-    variance = prediction.logit_variance.gather(-1, prediction.labels.unsqueeze(-1))[:, 0]
+    variance = prediction.logit_variance.gather(-1, prediction.top_class.unsqueeze(-1))[:, 0]
     np.testing.assert_allclose(records.logit_std, variance.sqrt(), rtol=1e-6)
     assert (records.logit_std > 0).all() == (variant != "det")
 

@@ -150,7 +150,7 @@ def test_fitting_chooses_the_prior_on_held_out_rows():
     head, features, _ = trained()
     flipped = torch.randint(K, (N,), generator=seeded(9))  # held-out labels that say: be less certain
     doubtful = fit_laplace(head, [features], [features], flipped)
-    sure = fit_laplace(head, [features], features.split(64), head.predict(features).labels)
+    sure = fit_laplace(head, [features], features.split(64), head.predict(features).top_class)
     assert doubtful.prior == pytest.approx(PRIORS[-1])
     assert sure.prior == pytest.approx(PRIORS[0])
     losses = []

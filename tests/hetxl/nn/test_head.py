@@ -1,5 +1,7 @@
 """What all heads do alike: precision, extremes, errors, compilation and export."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -153,12 +155,10 @@ def test_autocast_output_is_float32(variant):
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", VARIANTS)
-# torch's compiler reads .grad of tensors where it takes a graph up again, and hides its own warning about that.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_head_equals_eager(variant, link):
     torch.compiler.reset()
     head = make(variant, link=link, dtype=torch.float32)
-    compiled = torch.compile(head, backend="aot_eager")
+    compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
     features, noise = torch.randn(3, 5), normals(head, 3, dtype=torch.float32)
     targets = targets_for(head, 3)
     torch.testing.assert_close(compiled(features, noise=noise), head(features, noise=noise))
@@ -345,7 +345,7 @@ def test_head_learns_a_linear_rule(variant):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.5 * start.item()
-    accuracy = (head.predict(features).labels == labels).float().mean()
+    accuracy = (head.predict(features).top_class == labels).float().mean()
     assert accuracy > 0.9
 
 
@@ -419,3 +419,47 @@ def test_normals_of_each_example_or_of_all(shape):
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match=r"noise must have shape \[2, S, 3\], or \[S, 3\] shared by all examples"):
         check_normals(torch.zeros(shape), (2,), 3, None)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_flip_rate_mixes_predictions_with_all_classes(variant):
+    head = make(variant, flip_rate=0.2, temperature=1.0).double().eval()
+    plain = copy.deepcopy(head)
+    plain.flip_rate = 0.0
+    features, targets = torch.randn(4, head.in_features, dtype=torch.float64), torch.tensor([0, 1, -100, 2])
+    options = {"generator": torch.Generator().manual_seed(0)}
+    clean = head.predict(features, target="clean", method="deterministic").probs
+    torch.testing.assert_close(clean, plain.predict(features, method="deterministic").probs)
+    expected = 0.8 * plain.predict(features, generator=torch.Generator().manual_seed(0)).probs + 0.2 / head.num_classes
+    observed = head.predict(features, **options)
+    torch.testing.assert_close(observed.probs, expected)
+    torch.testing.assert_close(observed.entropy, -(expected * expected.log()).sum(-1))
+    top = head.predict(features, top_k=2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(top.probs, expected.topk(2).values)
+    torch.testing.assert_close(top.entropy, observed.entropy)
+    with torch.no_grad():
+        torch.testing.assert_close(head(features, generator=torch.Generator().manual_seed(0)).exp(), expected)
+        loss = head(features, targets, weight=torch.tensor([1.0, 2, 3, 4]), generator=torch.Generator().manual_seed(0))
+    losses = -expected[torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])].log()
+    torch.testing.assert_close(loss, (losses * torch.tensor([1.0, 2, 4])).sum() / 7)
+
+
+def test_gradients_with_a_flip_rate_are_those_of_the_mixture():
+    head = make("het-xl", flip_rate=0.3).double()
+    features, targets = (
+        torch.randn(3, head.in_features, dtype=torch.float64, requires_grad=True),
+        torch.tensor([0, 1, 2]),
+    )
+    noise = torch.randn(2, head.covariance.size, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: head(x, targets, noise=noise), features)
+
+
+def test_flip_rate_is_refused_where_it_has_no_meaning():
+    with pytest.raises(ValueError, match="flip_rate must be below 1, found 1"):
+        make("det", flip_rate=1.0)
+    with pytest.raises(ValueError, match='flip_rate is for one label an example, found link="sigmoid"'):
+        make("det", flip_rate=0.1, link="sigmoid")
+    head = make("det", flip_rate=0.1).double()
+    rows = torch.full((2, head.num_classes), 1 / head.num_classes)
+    with pytest.raises(ValueError, match="flip_rate goes with class ids as targets"):
+        head(torch.randn(2, head.in_features, dtype=torch.float64), rows)

@@ -101,6 +101,33 @@ def test_samples_and_generator(variant):
     assert loss(1) == loss(1, num_samples=9)
 
 
+@pytest.mark.parametrize("variant", NOISY)
+def test_evaluation_mode_is_deterministic_and_does_not_depend_on_the_batch(variant):
+    head = make(variant, eval_samples=9).eval()
+    features, ids = torch.randn(3, 5, dtype=torch.float64), torch.randint(7, (3,))
+    before = torch.get_rng_state()
+    probs = head.predict(features).probs
+    torch.testing.assert_close(head.predict(features[1:2]).probs, probs[1:2])
+    torch.testing.assert_close(head(features).exp(), probs)
+    torch.testing.assert_close(head(features, ids, reduction="none"), -probs.log().gather(1, ids[:, None])[:, 0])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(head.train().predict(features).probs, probs)  # a prediction is one in any mode
+    head.eval_seed = 1
+    assert not torch.allclose(head.predict(features).probs, probs)
+    noise = head.covariance.draw(head.sampler, 9, generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(head.predict(features).probs, head.predict(features, noise=noise).probs)
+
+
+def test_draws_of_evaluation_are_the_same_in_every_precision_and_usable_with_gradients():
+    head = make("het-xl", eval_samples=9, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        head.predict(torch.randn(2, 5))  # the first to draw them
+    features = torch.randn(2, 5, requires_grad=True)
+    head(features).sum().backward()
+    wide = copy.deepcopy(head).double()
+    torch.testing.assert_close(wide.predict(features.double()).probs.float(), head.predict(features).probs)
+
+
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", NOISY)
 def test_zero_noise_is_the_deterministic_head(variant, link):

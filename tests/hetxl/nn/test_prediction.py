@@ -22,8 +22,8 @@ def test_top_k_is_a_part_of_the_whole(variant, link, method):
     torch.testing.assert_close(top.covariance, whole.covariance[:, :3, :3])
     torch.testing.assert_close(top.correlation, whole.correlation[:, :3, :3])
     torch.testing.assert_close(top.entropy, whole.entropy)
-    assert torch.equal(top.labels, indices[:, 0])
-    assert torch.equal(whole.labels, indices[:, 0])
+    assert torch.equal(top.top_class, indices[:, 0])
+    assert torch.equal(whole.top_class, indices[:, 0])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -74,7 +74,7 @@ def test_describe_is_one_line():
     prediction = head.predict(torch.randn(2, 5), generator=torch.Generator().manual_seed(0))
     line = prediction.describe(1, names=["cat", "dog", "fox"])
     assert "\n" not in line
-    first = ["cat", "dog", "fox"][int(prediction.labels[1])]
+    first = ["cat", "dog", "fox"][int(prediction.top_class[1])]
     assert line.startswith(f"{first} {float(prediction.probs[1].max()):.1%}, ")
     assert "nats" in line
     assert "correlation" in line
@@ -95,3 +95,9 @@ def test_prediction_read_after_autocast_is_float32(covariance):
     assert prediction.logit_variance.dtype == prediction.covariance.dtype == torch.float32
     torch.testing.assert_close(prediction.logit_variance, expected.logit_variance, rtol=0.05, atol=0.02)
     torch.testing.assert_close(prediction.logits.mean, expected.logits.mean, rtol=0.05, atol=0.02)
+
+
+def test_labels_is_the_deprecated_name_of_the_top_class():
+    prediction = HetXLHead(4, 6).predict(torch.randn(3, 4))
+    with pytest.warns(DeprecationWarning, match="renamed to top_class"):
+        assert torch.equal(prediction.labels, prediction.top_class)

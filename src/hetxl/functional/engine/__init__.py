@@ -3,7 +3,8 @@
 `plan` chooses the implementation, what is lifted and how the work is cut into blocks; `logit_rows` makes the rows of
 logits that all samples of an example are mixtures of, and takes their gradients back; `softmax` and `sigmoid` average
 over samples; `blocked` goes through the blocks; `autograd` makes it differentiable, and `predict` goes through them
-without gradients, with `top_k` for predictions of the top classes.
+without gradients, with `candidates` and `pilots` for predictions of the top classes. `operators` makes all of it known
+to the compiler.
 
 Every primitive takes `impl`: "reference" is the plain evaluation with a tensor of all samples, "blocked" the fused one,
 and "auto" the fused one wherever it covers the case. Another implementation, such as a kernel for GPUs, is one more
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
-from hetxl.functional._torch import not_compiled
 from hetxl.functional.distribution import LogitDistribution, Order
-from hetxl.functional.engine.autograd import LogProbsJob, NllJob, NormaliserJob
+from hetxl.functional.engine.autograd import Job, LogProbsJob, NllJob, NormaliserJob
 from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
-from hetxl.functional.engine.plan import IMPLS, Impl, Plan, choose_impl, plan, plan_for
+from hetxl.functional.engine.operators import run_compiled
+from hetxl.functional.engine.plan import IMPLS, Impl, Plan, choose_impl, plan
 from hetxl.functional.engine.predict import Summary, mc_predict
 from hetxl.functional.targets import UNWEIGHTED, Targets, Weights, inverse, logit_losses, reduce_losses, softmax_losses
 from hetxl.registry import Link
@@ -26,9 +27,6 @@ from hetxl.registry import Link
 __all__ = ["IMPLS", "Impl", "Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
 
-# Both primitives leave a graph that is being compiled, which is taken up again after them: going through blocks is
-# Python's business.
-@not_compiled
 def mc_log_probs(
     distribution: LogitDistribution,
     z: Tensor | None,
@@ -60,13 +58,12 @@ def mc_log_probs(
     if choose_impl(impl, distribution, z) == "reference":
         return reference.mc_log_probs(distribution, z, temperature=temperature, link=link, order=order)
     inputs = gather_inputs(distribution, z, temperature)
-    out = LogProbsJob(inputs, plan_for(inputs, link, order, memory_budget), inputs.product_precision(), link).run()
+    out = _run(LogProbsJob(inputs, inputs.product_precision(), link, order, memory_budget))
     if link == "sigmoid":
         out = out[0] - out[1]
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
 
 
-@not_compiled
 def mc_nll(
     distribution: LogitDistribution,
     z: Tensor | None,
@@ -128,13 +125,12 @@ def mc_nll(
     ids = None if targets.ids is None else targets.ids.flatten()
     dense = None if targets.dense is None else targets.dense.reshape(-1, targets.dense.shape[-1])
     flat = Targets(ids, dense, targets.lists)
-    chosen, products = plan_for(inputs, link, order, memory_budget), inputs.product_precision()
-    scalar = reduction != "none"
-    out = NllJob(inputs, chosen, products, link, flat, factor.flatten().detach(), weights, scalar).run()
+    scalar, products = reduction != "none", inputs.product_precision()
+    labelled = (flat, factor.flatten().detach(), weights, scalar)
+    out = _run(NllJob(inputs, products, link, order, memory_budget, *labelled))
     return out if scalar else out.view(batch_shape)
 
 
-@not_compiled
 def mc_log_normalisers(
     distribution: LogitDistribution,
     z: Tensor | None,
@@ -161,7 +157,10 @@ def mc_log_normalisers(
     if choose_impl(impl, distribution, z) == "reference":
         return reference.mc_log_normalisers(distribution, z, temperature=temperature, excluded=excluded, order=order)
     inputs = gather_inputs(distribution, z, temperature)
-    chosen = plan_for(inputs, "softmax", order, memory_budget)
     flat = None if excluded is None else excluded.flatten()
-    out = NormaliserJob(inputs, chosen, inputs.product_precision(), "softmax", excluded=flat).run()
+    out = _run(NormaliserJob(inputs, inputs.product_precision(), "softmax", order, memory_budget, flat))
     return out.view(*batch_shape_of(distribution, z), out.shape[-1])
+
+
+def _run(job: Job) -> Tensor:
+    return run_compiled(job) if torch.compiler.is_compiling() else job.run()

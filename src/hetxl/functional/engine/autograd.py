@@ -8,16 +8,17 @@ for gradients of gradients, all of them hand over to the plain evaluation, which
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hetxl.functional import reference
 from hetxl.functional._torch import without_autocast
+from hetxl.functional.distribution import Order
 from hetxl.functional.engine.blocked import Evaluation
 from hetxl.functional.engine.inputs import Inputs
-from hetxl.functional.engine.plan import Plan
+from hetxl.functional.engine.plan import plan_for
 from hetxl.functional.engine.sigmoid import LabelBlocks, MeanSigmoid
 from hetxl.functional.links import mean_sigmoid, mean_softmax
 from hetxl.functional.targets import Targets, Weights, known_ids
@@ -29,9 +30,10 @@ class Job(ABC):
     """What is evaluated, beside the tensors that autograd sees."""
 
     inputs: Inputs  # the tensors that autograd sees are put in anew for every run
-    plan: Plan
     products: torch.dtype  # precision of the matrix products
     link: Link
+    order: Order | None
+    memory_budget: int | None
 
     def run(self) -> Tensor:
         """Return the result, differentiable where gradients are enabled."""
@@ -43,7 +45,8 @@ class Job(ABC):
 
     def evaluation(self, tensors: dict[str, Tensor], needed: frozenset[str] = frozenset()) -> Evaluation:
         """Return an evaluation of these tensors, with gradients for the needed ones."""
-        return Evaluation(self.inputs.with_tensors(tensors), self.plan, self.products, needed)
+        plan = plan_for(self.inputs, self.link, self.order, self.memory_budget)
+        return Evaluation(self.inputs.with_tensors(tensors), plan, self.products, needed)
 
     def plain_precision(self) -> AbstractContextManager[Any]:
         """Return a context without autocast: the job has chosen the precision of its products."""
@@ -66,6 +69,11 @@ class Job(ABC):
     def plain(self, inputs: Inputs) -> Tensor:
         """The same result from the reference evaluation."""
 
+    def constants(self) -> dict[str, Tensor]:
+        """Return the tensors beside the inputs, by the names that `operators` puts them together by."""
+        return {}
+
+    kind: ClassVar[str]
     scalar = False
     """Whether the result is one number, whose gradients `forward` can form at once."""
 
@@ -78,6 +86,16 @@ class NllJob(Job):
     factor: Tensor  # [B], weights of the examples
     weights: Weights  # of the classes (sigmoid)
     scalar: bool  # whether the result is Σ factor · loss, rather than each factor · loss
+
+    kind = "nll"
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return the targets and weights."""
+        lists = self.targets.lists
+        tensors = {"ids": self.targets.ids, "dense": self.targets.dense, "class_weight": self.weights.classes}
+        if lists is not None:
+            tensors |= {"examples": lists.examples, "classes": lists.classes, "values": lists.values}
+        return {name: value for name, value in tensors.items() if value is not None} | {"factor": self.factor}
 
     def forward(self, evaluation: Evaluation) -> Tensor:
         """The losses, weighed."""
@@ -123,6 +141,8 @@ class NllJob(Job):
 class LogProbsJob(Job):
     """Averaged log-probabilities [B, K]; for the sigmoid link log p̄ and log(1 − p̄), [2, B, K]."""
 
+    kind = "log_probs"
+
     def forward(self, evaluation: Evaluation) -> Tensor:
         """log p̄, and log(1 − p̄)."""
         if self.link == "softmax":
@@ -160,6 +180,12 @@ class NormaliserJob(Job):
     """log Σ_k exp(u_k) of every sample, [B, S]."""
 
     excluded: Tensor | None  # [B], a class of each example that does not count, or −1
+
+    kind = "normalisers"
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return the excluded classes."""
+        return {} if self.excluded is None else {"excluded": self.excluded}
 
     def forward(self, evaluation: Evaluation) -> Tensor:
         """The normalisers."""

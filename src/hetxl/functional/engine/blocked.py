@@ -31,6 +31,16 @@ def mixing_of(inputs: Inputs, examples: slice) -> Tensor:
     return torch.cat((z.new_ones(*z.shape[:2], 1), z), dim=-1) / inputs.temperature
 
 
+def pairs_of(inputs: Inputs) -> Tensor | None:
+    """The first of each pair of samples z, −z, [S/2, Q] or [B, S/2, Q]; None if they are not pairs."""
+    if inputs.noise is None or inputs.noise.z is None or inputs.samples % 2:
+        return None
+    z = inputs.noise.z
+    z = z[0] if z.stride(0) == 0 else z
+    half = z[..., 0::2, :]
+    return half if not z.is_meta and torch.equal(half, -z[..., 1::2, :]) else None
+
+
 class Evaluation:
     """One pass of an evaluation over its blocks."""
 
@@ -154,10 +164,14 @@ class Evaluation:
         if self.plan.passes == 2:  # the classes in blocks: a first pass for the normalisers, a second for the means
             self.log_probs_given(self.log_normalisers(None), out, expected)
             return out, expected
+        paired = self.plan.order == "factors" and pairs_of(self.inputs) is not None
         for examples, block in self.blocks():
             rows = block.lift(self.classes)
             for group, inside in self._groups(examples):
                 out[group] = 0
+                if paired:
+                    out[group] = self._sum_of_pairs(rows[:, inside], group, expected[group] if entropy else None)
+                    continue
                 for logits, _ in self._mixed(rows[:, inside], group):
                     scratch = self.workspace.take("exponentials", logits.numel())
                     out[group] += softmax.sum_of_softmax(logits, scratch, expected[group] if entropy else None)
@@ -172,6 +186,24 @@ class Evaluation:
             others = Evaluation(self.inputs.of_examples(lost), self.plan, self.products)
             out[lost] = others._log_probs_in_the_logarithm()
         return out, expected
+
+    def _sum_of_pairs(self, rows: Tensor, group: slice, entropies: Tensor | None) -> Tensor:
+        """The softmax summed over samples that come in pairs z, −z, [g, K], from rows [K, g, P]: one product and one
+        exponential for both of a pair."""
+        half = pairs_of(self.inputs)
+        assert half is not None
+        z = (half if half.dim() == 2 else half[group]).to(self.like.dtype) / self.inputs.temperature
+        mixing = torch.cat((torch.zeros_like(z[..., :1]), z), dim=-1).expand(_length(group), -1, -1)
+        self._shared_mixer.start(rows)
+        sums = softmax.PairSums(rows[..., 0].T / self.inputs.temperature)
+        # Fewer at a time than of logits: three tensors of this size are worked on.
+        together = max(
+            softmax.VECTOR, CACHED_LOGITS // (4 * self.inputs.num_classes) // softmax.VECTOR * softmax.VECTOR
+        )
+        for samples in slices(mixing.shape[1], min(self.plan.sample_block, together)):
+            noise = self._shared_mixer.sample(mixing[:, samples])  # [g, K, s]
+            sums.add(noise, self.workspace.take("exponentials", noise.numel()).view_as(noise), entropies)
+        return sums.probs
 
     def _log_probs_in_the_logarithm(self) -> Tensor:
         """log p̄, [B, K], with two exponentials a logit instead of one: also right where p̄ underflows."""

@@ -10,7 +10,6 @@ stored, and a block of classes is a slice of it. Measured, W @ rowsᵀ takes abo
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -118,23 +117,18 @@ def gradient_products(products: torch.dtype) -> torch.dtype:
 class NoiseRows:
     """Rows in noise space [n, P′, N], at some columns or all: draws of a Gaussian for z [n, S, Q], its basis for None.
 
-    Their small graph is kept if gradients will be asked for (`track`).
+        draws:  z[:R] @ factors · scale + z[R:] · residual            [n, S, N]
+        basis:  factors · scale, and below it residual                [n, Q, N]
+
+    Their gradients are written out: within an operator of torch there is no autograd.
     """
 
-    def __init__(self, noise: GaussianNoise, count: int, z: Tensor | None, track: bool, columns: slice | None = None):
-        self.leaves: dict[str, Tensor] = {}
-        # Hooks of somebody else's (activation checkpointing's) must not see this graph, which lives within one pass.
-        with torch.set_grad_enabled(track), torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach):
-            for name, part in noise.parts().items():
-                self.leaves[name] = part.detach().requires_grad_(track)
-            local = replace(noise, **self.leaves)
-            if z is None:
-                # Factors that all examples share, with nothing of their own beside them, are a basis without a batch.
-                rows = local.basis().expand(count, -1, -1)
-            else:
-                rows = local.draw(z.to(next(iter(self.leaves.values())).dtype))
-            self.graph = rows if columns is None else rows[..., columns]
-        self.values = self.graph.detach()
+    def __init__(self, noise: GaussianNoise, count: int, z: Tensor | None, columns: slice | None = None):
+        self.noise, self.count, self.columns = noise.mapped(torch.detach), count, columns
+        self.z = None if z is None else z.to(noise.dtype)
+        # Factors that all examples share, with nothing of their own beside them, are a basis without a batch.
+        rows = self.noise.basis().expand(count, -1, -1) if self.z is None else self.noise.draw(self.z)
+        self.values = rows if columns is None else rows[..., columns]
 
     def logits(self, mean: Tensor, temperature: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return (mean [k, n] + draws) / τ, [n, S, k], in memory of that size if given."""
@@ -143,8 +137,36 @@ class NoiseRows:
 
     def backward(self, gradient: Tensor) -> dict[str, Tensor]:
         """Return gradients of the Gaussian's parts from that of the rows."""
-        gradients = torch.autograd.grad(self.graph, list(self.leaves.values()), gradient.to(self.graph.dtype))
-        return dict(zip(self.leaves, gradients, strict=True))
+        noise, gradients = self.noise, {}
+        gradient = gradient.to(noise.dtype)
+        if self.columns is not None:
+            whole = gradient.new_zeros(*gradient.shape[:-1], noise.features)
+            whole[..., self.columns] = gradient
+            gradient = whole
+        if noise.factors is not None:
+            mixed = noise.factors if self.z is None else self.z[..., : noise.rank] @ noise.factors  # [n, S or R, N]
+            of_mixed = gradient[:, : noise.rank] if self.z is None else gradient
+            if noise.scale is not None:
+                gradients["scale"] = (of_mixed * mixed).sum(1)
+                of_mixed = of_mixed * noise.scale.unsqueeze(-2)
+            gradients["factors"] = self._of_factors(of_mixed, shared=noise.factors.dim() == 2)
+        if noise.residual is not None:
+            gradients["residual"] = self._of_residual(gradient)
+        return gradients
+
+    def _of_factors(self, gradient: Tensor, shared: bool) -> Tensor:
+        """Return the gradient [R, N] or [n, R, N] of the factors from that of what they are mixed into."""
+        if self.z is None:
+            return gradient.sum(0) if shared else gradient
+        z = self.z[..., : self.noise.rank]
+        return z.flatten(0, 1).T @ gradient.flatten(0, 1) if shared else z.mT @ gradient
+
+    def _of_residual(self, gradient: Tensor) -> Tensor:
+        """Return the gradient [n, N] of the residual."""
+        if self.z is not None:
+            return (self.z[..., self.noise.rank :] * gradient).sum(1)
+        own = gradient[:, self.noise.rank :]
+        return own.squeeze(1) if self.noise.residual_kind == "rank1" else own.diagonal(dim1=-2, dim2=-1)
 
 
 class ClassDraws:
@@ -260,14 +282,13 @@ class RowBlock(ABC):
         """Return the rows of the noise of these examples, for HET those of some classes."""
         gaussian, rank = noise.gaussian.of_examples(self.examples), noise.gaussian.rank
         draws = noise.normals[self.examples] if self.order == "samples" else None
-        track = self.gradients.any_noise
         if classes is None:
-            return NoiseRows(gaussian, self.count, draws, track)
+            return NoiseRows(gaussian, self.count, draws)
         if gaussian.residual_kind == "diagonal":
             if draws is None:  # a diagonal residual has a row for every class: all of them, at some columns
-                return NoiseRows(gaussian, self.count, None, track, classes)
+                return NoiseRows(gaussian, self.count, None, classes)
             draws = torch.cat((draws[..., :rank], draws[..., rank:][..., classes]), dim=-1)
-        return NoiseRows(_of_classes(gaussian, classes), self.count, draws, track)
+        return NoiseRows(_of_classes(gaussian, classes), self.count, draws)
 
     def _noise_backward(self, rows: NoiseRows, gradient: Tensor, classes: slice | None = None) -> None:
         """Add gradients of the noise's parts from that of rows [n, P′, N]."""

@@ -7,18 +7,21 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import reference
-from hetxl.functional._torch import not_compiled, slices
+from hetxl.functional._torch import slices
 from hetxl.functional.distribution import LogitDistribution, Order
-from hetxl.functional.engine import top_k as pruning
+from hetxl.functional.engine import candidates, pilots
 from hetxl.functional.engine.blocked import Evaluation, mixing_of
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
 from hetxl.functional.engine.logit_rows import Context, row_block
+from hetxl.functional.engine.operators import named, operator, put_together, take_apart
 from hetxl.functional.engine.plan import DEFAULT_BUDGET, Impl, choose_impl, plan_for
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.links import APPROXIMATIONS, approximate_log_probs, sigmoid_entropy, softmax_entropy
 from hetxl.registry import Link
 
 METHODS = ("mc", "deterministic", *APPROXIMATIONS)
+
+MANY_SAMPLES = 512  # from which on samples of all classes may be replaced by a fit to some of them
 
 TOLERANCE = 5e-4
 """How far off the probabilities of the top classes may be, by estimate, when not all classes are sampled."""
@@ -42,7 +45,6 @@ class Summary(NamedTuple):
     left_out: Tensor | None
 
 
-@not_compiled
 @torch.no_grad()
 def mc_predict(
     distribution: LogitDistribution,
@@ -81,7 +83,46 @@ def mc_predict(
         log_probs, indices = (log_probs, None) if top_k is None else log_probs.topk(top_k)
         return Summary(log_probs, indices, entropy, expected, None)
     inputs = gather_inputs(distribution, z, temperature)
-    return joined(list(_chunks(inputs, link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET)), shape)
+    options = (link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET)
+    if torch.compiler.is_compiling():
+        return joined([_as_operator(inputs, *options)], shape)
+    return joined(list(_chunks(inputs, *options)), shape)
+
+
+@operator("predict")
+def _predict(
+    tensors: Sequence[Tensor], names: str, kinds: str, link: str, method: str, top_k: int, tolerance: float, order: str,
+    budget: int,
+) -> list[Tensor]:  # fmt: skip
+    """The columns of a `Summary` of a flat batch; indices only with top_k, and 0 where nothing was left out."""
+    inputs = put_together(named(tensors, names), kinds)
+    options: Any = (link, method, top_k or None, tolerance, order or None, budget)
+    parts = joined(list(_chunks(inputs, *options)), torch.Size((inputs.batch,)))
+    left_out = torch.zeros_like(parts.entropy) if parts.left_out is None else parts.left_out
+    indices = [] if parts.indices is None else [parts.indices]
+    return [parts.log_probs.clone(), *indices, parts.entropy.clone(), parts.expected_entropy.clone(), left_out]
+
+
+@_predict.register_fake
+def _predict_shapes(
+    tensors: Sequence[Tensor], names: str, kinds: str, link: str, method: str, top_k: int, *_: Any
+) -> list[Tensor]:
+    inputs = put_together(named(tensors, names), kinds)
+    each = inputs.temperature.new_empty(inputs.batch, dtype=inputs.wide)
+    shape = (inputs.batch, top_k or inputs.num_classes)
+    indices = [each.new_empty(shape, dtype=torch.int64)] if top_k else []
+    return [each.new_empty(shape), *indices, *(torch.empty_like(each) for _ in range(3))]
+
+
+def _as_operator(
+    inputs: Inputs, link: Link, method: str, top_k: int | None, tolerance: float, order: Order | None, budget: int
+) -> tuple[Any, ...]:
+    tensors, kinds = take_apart(inputs)
+    options = (link, method, top_k or 0, tolerance, order or "", budget)
+    log_probs, *indices, entropy, expected, left_out = _predict(
+        list(tensors.values()), ",".join(tensors), kinds, *options
+    )
+    return log_probs, indices[0] if indices else None, entropy, expected, None if top_k is None else left_out
 
 
 def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
@@ -98,15 +139,12 @@ def _chunks(
     inputs: Inputs, link: Link, method: str, top_k: int | None, tolerance: float, order: Order | None, budget: int
 ) -> Iterator[tuple[Any, ...]]:
     """The batch in chunks, so that with top_k no [B, K] tensor exists: the five columns of a `Summary` for each."""
-    prunes = method == "mc" and top_k is not None and tolerance > 0 and pruning.prunable(inputs, top_k, budget)
-    each = pruning.bytes_for(inputs) if prunes else 16 * inputs.num_classes
-    size = max(1, min(inputs.batch, 8 if prunes else 64, budget // (2 * each)))
-    # Memory that all chunks share, of rows [n, K, P] and pilots: pages that are new cost more than the work on them.
-    widths = (inputs.noise_size + 1, pruning.PILOTS) if prunes else ()
-    scratch = [inputs.temperature.new_empty(size, inputs.num_classes, width) for width in widths]
+    few = method == "mc" and top_k is not None and tolerance > 0 and candidates.applies(inputs, top_k)
+    # The mean logits of a chunk and a few tensors like them; more rows at a time gain nothing.
+    size = max(1, min(inputs.batch, 256 if few else 64, budget // (32 * inputs.num_classes)))
     for chunk in map(inputs.of_examples, slices(inputs.batch, size)):
-        if prunes and top_k is not None:
-            yield _pruned(chunk, link, top_k, tolerance, order, budget, scratch)
+        if few and top_k is not None:
+            yield _by_candidates(chunk, link, top_k, tolerance, order, budget)
             continue
         log_probs, *entropies = _whole(chunk, link, method, order, budget)
         yield *((log_probs, None) if top_k is None else log_probs.topk(top_k)), *entropies, None
@@ -144,32 +182,52 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
     return log_p, sigmoid_entropy(log_p, log_not_p), expected
 
 
-def _pruned(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int, scratch: list[Tensor]
+def _by_candidates(
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
+) -> tuple[Tensor, ...]:
+    """The top classes of a chunk: from few candidates, or where those do not do from samples of all classes."""
+    *columns, trusted = candidates.top_classes(inputs, link, top_k, tolerance)
+    waiting = (~trusted).nonzero().squeeze(-1)
+    # Pilots see all classes: that pays beside very many samples.
+    pays = inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)
+    for some in waiting.split(8 if pays else 64):
+        part = inputs.of_examples(some)
+        if pays:
+            values = _by_pilots(part, link, top_k, tolerance, order, budget)
+        else:
+            log_probs, entropy, expected = _whole(part, link, "mc", order, budget)
+            values = (*log_probs.topk(top_k), entropy, expected, torch.zeros_like(entropy))
+        for column, value in zip(columns, values, strict=True):
+            column[some] = value
+    return tuple(columns)
+
+
+def _by_pilots(
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of a chunk: from few candidates, from more where those do not do, or else from all classes."""
+    """The top classes of a few examples, from samples of all classes: of few candidates, of more, or of all."""
     examples = slice(0, inputs.batch)
     block = row_block(Context.of(inputs, "factors", inputs.product_precision()), examples)
-    rows, pilot_logits = (memory[examples] for memory in scratch)
-    for classes in slices(inputs.num_classes, pruning.SLICE):
+    rows = inputs.temperature.new_empty(inputs.batch, inputs.num_classes, inputs.noise_size + 1)
+    for classes in slices(inputs.num_classes, pilots.SLICE):
         rows[:, classes] = block.lift(classes).transpose(0, 1)
     mixing = mixing_of(inputs, examples)
-    pilots = pruning.pilot_samples(rows, mixing, link, pilot_logits)
+    seen = pilots.pilot_samples(rows, mixing, link)
     waiting = torch.arange(inputs.batch, device=rows.device)
     columns = [rows.new_empty(inputs.batch, top_k), waiting.new_empty(inputs.batch, top_k)]
     columns += [rows.new_zeros(inputs.batch) for _ in range(3)]
-    for size in pruning.sizes_for(inputs.num_classes, top_k):
-        some = rows, mixing, pilots
+    for size in pilots.sizes_for(inputs.num_classes, top_k):
+        some = rows, mixing, seen
         if len(waiting) < inputs.batch:  # the first time round nothing is copied
-            some = rows[waiting], mixing[waiting], pilots.of(waiting)
-        candidates = pruning.choose_candidates(*some, size, top_k, tolerance, link)
-        done = candidates.enough.nonzero().flatten()
+            some = rows[waiting], mixing[waiting], seen.of(waiting)
+        chosen = pilots.choose_candidates(*some, size, top_k, tolerance, link)
+        done = chosen.enough.nonzero().flatten()
         if len(done):
-            *result, trusted = _among(rows, mixing, pilots, candidates, waiting[done], done, top_k, tolerance)
+            *result, trusted = _among(rows, mixing, seen, chosen, waiting[done], done, top_k, tolerance)
             done = done[trusted]
             for column, values in zip(columns, result, strict=True):
                 column[waiting[done]] = values[trusted]
-        left = torch.ones_like(candidates.enough).index_fill_(0, done, False)
+        left = torch.ones_like(chosen.enough).index_fill_(0, done, False)
         waiting = waiting[left]
         if not len(waiting):
             break
@@ -183,36 +241,36 @@ def _pruned(
 def _among(
     rows: Tensor,
     mixing: Tensor,
-    pilots: pruning.Pilots,
-    candidates: pruning.Candidates,
+    seen: pilots.Pilots,
+    chosen: pilots.Candidates,
     examples: Tensor,  # places in the chunk
     which: Tensor,  # rows of the candidates
     top_k: int,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The top classes of examples among their candidates, and whether they are to be trusted."""
-    classes = candidates.classes[which]  # [n, C]
+    classes = chosen.classes[which]  # [n, C]
     if len(examples) < len(rows):  # all of them need no copy
         rows, mixing = rows[examples], mixing[examples]
     few = rows.gather(1, classes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))  # [n, C, P]
     logits = torch.bmm(few, mixing.mT)  # [n, C, S]
-    if candidates.weight is not None:
-        log_probs, expected, left_out, wrong = pruning.sampled_with_others(
+    if chosen.weight is not None:
+        log_probs, expected, left_out, wrong = pilots.sampled_with_others(
             logits,
-            candidates.weight[which],
+            chosen.weight[which],
             top_k,
-            lambda samples: pruning.weigh_exactly(rows, mixing, classes, samples),
+            lambda samples: pilots.weigh_exactly(rows, mixing, classes, samples),
         )
         # The others are not one class, but as many as their spread says.
-        more = left_out * (candidates.spread[which] - left_out.clamp(min=1e-30).log())
+        more = left_out * (chosen.spread[which] - left_out.clamp(min=1e-30).log())
         entropy = softmax_entropy(log_probs) + more
-        expected = expected + left_out * candidates.spread[which]
-        trusted = wrong <= pruning.SURPRISE * tolerance
+        expected = expected + left_out * chosen.spread[which]
+        trusted = wrong <= pilots.SURPRISE * tolerance
     else:
         means = mean_sigmoid_rows(logits, False, entropy=True)
         assert means.entropy is not None
-        log_probs, left_out = means.log_p, candidates.left_out[which]
-        entropy, expected = pruning.label_entropies_outside(pilots.weights[examples], classes)
+        log_probs, left_out = means.log_p, chosen.left_out[which]
+        entropy, expected = pilots.label_entropies_outside(seen.weights[examples], classes)
         entropy = entropy + sigmoid_entropy(means.log_p, means.log_not_p)
         expected = expected + means.entropy.sum(-1)
         trusted = torch.ones_like(left_out, dtype=torch.bool)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 VECTOR = 32  # columns that a maximum over rows takes at a time: six times faster when their number is a multiple of it
+LARGEST = 60.0  # noise whose exponential, and that of its negative, are far within float32
 NEVER = -1e30  # a logit that no exponential sees
 
 
@@ -206,6 +207,42 @@ def sum_of_softmax(logits: Tensor, scratch: Tensor, entropies: Tensor | None) ->
         inner = logits.mul_(scaled).sum(1)
         entropies += (total.log() - inner / total).sum(-1)
     return torch.bmm(scaled, total.reciprocal_().unsqueeze(-1)).squeeze(-1)
+
+
+class PairSums:
+    """Softmax of m + n and of m − n over the classes, summed over samples n, with one exponential for both.
+
+        (mean + noise).softmax(1).sum(-1) + (mean − noise).softmax(1).sum(-1)
+
+    With a = exp(m − max m), Z± = Σ_k a_k exp(±n_k): the probabilities are a exp(n) / Z₊ and a exp(−n) / Z₋, and their
+    entropies log Z± − Σ_k a_k exp(±n_k) (log a_k ± n_k) / Z±.
+    """
+
+    def __init__(self, mean: Tensor):  # m, [g, K], divided by τ
+        self.log_scale = mean - mean.amax(1, keepdim=True)
+        self.scale = self.log_scale.exp()
+        self.probs = torch.zeros_like(mean)
+
+    def add(self, noise: Tensor, scratch: Tensor, entropies: Tensor | None) -> None:
+        """Take noise n [g, K, s] with scratch like it, both overwritten; `entropies` [g] gets those of the samples."""
+        low, high = torch.aminmax(noise)
+        if torch.maximum(-low, high) > LARGEST:
+            for logits in (noise + self.log_scale.unsqueeze(-1), self.log_scale.unsqueeze(-1) - noise):
+                self.probs += sum_of_softmax(logits, scratch.flatten(), entropies)
+            return
+        half = torch.exp(noise, out=scratch)
+        for sign in (1, -1):
+            # Both sums over the classes, of a and of a log a, are one product.
+            rows = self.scale if entropies is None else torch.stack((self.scale, self.scale * self.log_scale), 1)
+            sums = torch.bmm(rows.view(len(half), -1, half.shape[1]), half)  # [g, 1 or 2, s]
+            total = sums[:, 0]
+            if entropies is not None:
+                weighed = noise * half if sign == 1 else noise.mul_(half)
+                moved = torch.bmm(self.scale.unsqueeze(1), weighed).squeeze(1)
+                entropies += (total.log() - (sums[:, 1] + sign * moved) / total).sum(-1)
+            self.probs.addcmul_(torch.bmm(half, total.reciprocal().unsqueeze(-1)).squeeze(-1), self.scale)
+            if sign == 1:
+                half.reciprocal_()
 
 
 class MeanLogProbs:

@@ -1,5 +1,6 @@
 """The one-line swap: a model's last layer becomes a head, in place, and back."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from hetxl.integrations.convert.adapter import Adapted, adapted_class
 from hetxl.integrations.convert.capture import logits_of
 from hetxl.integrations.convert.layer import LAYERS, HeadLayer
 from hetxl.integrations.convert.locate import find_layer, names_of, replace
+from hetxl.integrations.convert.peft import base_model, hidden_modules, is_peft, merged_name
+from hetxl.integrations.convert.trained import add_noise as add_noise
 from hetxl.nn import HEADS, Prediction
 
 WRAPPERS = {
@@ -36,11 +39,13 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
     from. Models of transformers use the fused loss by themselves when they are given labels.
 
     Args:
-        model: any module; models of timm and transformers are known, others have their last linear layer converted.
+        model: any module; models of timm and transformers are known, also under PEFT, others have their last linear
+            layer converted.
         head: "het-xl", "het", "het-h" or "det".
         layer: which one, as in "head.fc", if a model is ambiguous.
         **options: of the head (`hetxl.HetXLHead`), such as rank, link, train_samples, temperature. `eval_method` says
-            how outputs are averaged in evaluation mode, as `method` of `head.predict`.
+            how outputs are averaged in evaluation mode, as `method` of `head.predict`. `train_logits=True` makes models
+            of transformers return `logits` beside the loss in training, too.
 
     Returns:
         The model; a model that is itself the layer, the new head.
@@ -58,7 +63,9 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
     names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
     if names:
         raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
-    return install(model, _adapter_of(model), head, layer, options)
+    inner = base_model(model)
+    converted = install(inner, _adapter_of(inner), head, layer, options)
+    return model if inner is not model else converted
 
 
 def install(
@@ -76,7 +83,7 @@ def install(
         if not isinstance(model, Adapted):
             model.__class__ = adapted_class(type(model), adapter)
         assert isinstance(model, Adapted)
-        model.hetxl_options = {"head": head, "layer": names[0], **options}
+        model.hetxl_options = {"head": head, "layer": merged_name(names[0]), **options}
         model.hetxl_converted()
     return model
 
@@ -87,6 +94,10 @@ def revert(model: nn.Module, *, fold: bool = True) -> Any:
     With `fold`, weight and bias are divided by τ, where it is not 1, so that the model's probabilities are those of the
     head without noise.
     """
+    if is_peft(model):
+        raise ValueError(
+            "model is under PEFT, which holds copies of its head; revert what model.merge_and_unload() returns"
+        )
     head = head_of(model)
     with torch.no_grad():
         temperature = float(head.temperature())
@@ -113,8 +124,14 @@ def revert(model: nn.Module, *, fold: bool = True) -> Any:
 
 
 def head_of(model: nn.Module) -> HeadLayer:
-    """Return the head of a converted model, wrapped (by DistributedDataParallel, torch.compile) or not."""
+    """Return the head of a converted model, wrapped (by DistributedDataParallel, torch.compile, PEFT) or not.
+
+    Of several copies that PEFT holds, it is the one that the model calls.
+    """
     heads = {id(module): module for module in model.modules() if isinstance(module, HeadLayer)}
+    if len(heads) > 1:
+        hidden = hidden_modules(model)
+        heads = {key: module for key, module in heads.items() if module not in hidden}
     if len(heads) != 1:
         what = "no converted layer" if not heads else f"{len(heads)} converted layers"
         raise ValueError(f"model has {what}; hetxl.convert(model) makes one")
@@ -127,7 +144,7 @@ def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: A
     The same as `cross_entropy(model(inputs), targets)`, in less memory.
 
     Args:
-        inputs: what the model takes: a tensor, or a tuple or dict of arguments.
+        inputs: what the model takes: a tensor, or a tuple or mapping of arguments, such as what a tokenizer returns.
         targets: as for `hetxl.HetXLHead`.
         **options: of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
     """
@@ -145,7 +162,8 @@ def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: A
 def predict(model: nn.Module, inputs: Any, top_k: int | None = None, method: str = "mc", **options: Any) -> Prediction:
     """Return averaged probabilities of a converted model with their uncertainty; as `head.predict`.
 
-    The model is used in the mode it is in. `inputs` are what it takes: a tensor, or a tuple or dict of arguments.
+    The model is used in the mode it is in. `inputs` are what it takes: a tensor, or a tuple or mapping of arguments,
+    such as what a tokenizer or an image processor returns.
     """
     with torch.no_grad():
         features = features_of(model, inputs)
@@ -160,11 +178,11 @@ def mean_logits(model: nn.Module, inputs: Any) -> Tensor:
 def features_of(model: nn.Module, inputs: Any) -> Tensor:
     """Return what reaches the head of a converted model, one row [D] for each row of the model's output.
 
-    `inputs` are what the model takes: a tensor, or a tuple or dict of arguments.
+    `inputs` are what the model takes: a tensor, or a tuple or mapping of arguments.
     """
     head = head_of(model)
     with head.capture() as captured:
-        if isinstance(inputs, dict):
+        if isinstance(inputs, Mapping):
             output = model(**inputs)
         else:
             output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)

@@ -30,13 +30,16 @@ class HeadLayer(Capturing, Head):
     Args:
         layer: that it replaces; its parameters are taken by reference, its hooks are moved.
         eval_method: how outputs are averaged in evaluation mode, as `method` of `head.predict`.
+        train_logits: whether a model of transformers returns logits beside its loss in training, too.
         **options: of the head.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, *, eval_method: str = "mc", **options: Any):
+    def __init__(
+        self, layer: nn.Linear | nn.Conv2d, *, eval_method: str = "mc", train_logits: bool = False, **options: Any
+    ):
         num_classes, in_features = layer.weight.shape[:2]
         one_of("eval_method", eval_method, METHODS)
         like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
@@ -44,7 +47,7 @@ class HeadLayer(Capturing, Head):
         sizes = nn.Linear(in_features, num_classes, bias=layer.bias is not None, device="meta")
         super().__init__(in_features, num_classes, classifier=sizes, **like, **options)
         self.take(layer)
-        self.eval_method = eval_method
+        self.eval_method, self.train_logits = eval_method, train_logits
         self.convolution = isinstance(layer, nn.Conv2d)
         self.train(layer.training)
         move_hooks(layer, self)

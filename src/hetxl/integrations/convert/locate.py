@@ -10,6 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
 from hetxl.integrations.convert.ambiguity import ambiguity_reason, sizes
+from hetxl.integrations.convert.peft import called_module, hidden_modules
 from hetxl.nn import Head
 
 SHOWN = 8
@@ -106,7 +107,7 @@ def _named(model: nn.Module, layer: str | nn.Module) -> nn.Linear | nn.Conv2d:
         name, modules = layer, dict(model.named_modules(remove_duplicate=False))
         if layer not in modules:
             raise ValueError(_ambiguous(model, f"has no layer {layer!r}; its linear layers are", list(_linear(model))))
-        module = modules[layer]
+        module = called_module(modules[layer])
     if not is_convertible(module):
         reason = why_not(module) if isinstance(module, nn.Linear | nn.Conv2d) else None
         reason = reason or "only an nn.Linear or an nn.Conv2d of 1 × 1 can be converted"
@@ -142,7 +143,8 @@ def _own_choice(model: nn.Module, classifier: Any) -> nn.Linear | nn.Conv2d:
 
 def _linear(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
     """Return the layers that can be converted, by name."""
-    return {name: module for name, module in model.named_modules() if is_convertible(module)}
+    hidden = hidden_modules(model)
+    return {name: module for name, module in model.named_modules() if is_convertible(module) and module not in hidden}
 
 
 def _ambiguous(model: nn.Module, what: str, names: list[str]) -> str:

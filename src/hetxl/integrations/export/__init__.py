@@ -5,10 +5,11 @@ to_onnx(module, "model.onnx", example_inputs)
 """
 
 import contextlib
+import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,12 @@ def export_program(module: Exportable, example_inputs: Inputs) -> ExportedProgra
 
 
 def to_torch(
-    module: Exportable, path: str | Path, example_inputs: Inputs, *, class_names: Sequence[str] | None = None
+    module: Exportable,
+    path: str | Path,
+    example_inputs: Inputs,
+    *,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> float:
     """Write a program that `torch.export.load` reads, whole or not at all.
 
@@ -75,16 +81,20 @@ def to_torch(
         path: ends in .pt2.
         example_inputs: as for `export_program`.
         class_names: K names, kept in the file (extra file `hetxl.json`) with how it was made.
+        preprocessing: how inputs are made, such as size, mean and deviation of images; kept in the file as well.
 
     Returns:
         The largest difference to the module's probabilities that was found.
     """
     path = _with_suffix(path, ".pt2")
-    about = json.dumps(_about(module, class_names))
+    about = json.dumps(_about(module, class_names, preprocessing))
     example = _tensors(example_inputs)
     program = export_program(module, example)
+    content = io.BytesIO()  # torch's own writer aborts the process on a full disk
+    with _quiet():
+        torch.export.save(program, content, extra_files={ABOUT: about})
     with whole_file(path) as temporary, _quiet():
-        torch.export.save(program, temporary, extra_files={ABOUT: about})
+        temporary.write_bytes(content.getbuffer())
         return _program_difference(module, torch.export.load(temporary), example)
 
 
@@ -95,11 +105,12 @@ def to_onnx(
     *,
     input_names: Sequence[str] = ("inputs",),
     class_names: Sequence[str] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> float | None:
     """Write an ONNX model, whole or not at all, once onnxruntime was found to agree with torch for two batch sizes.
 
     Its outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k]. Its properties hold how it was
-    made (`method`, `num_samples`, …), `hetxl_version` and, as JSON, `class_names`.
+    made (`method`, `num_samples`, …), `hetxl_version` and, as JSON, `class_names` and `preprocessing`.
 
     Args:
         module: from `exportable`.
@@ -111,7 +122,7 @@ def to_onnx(
         and the file was not checked.
     """
     path = _with_suffix(path, ".onnx")
-    about = _about(module, class_names)
+    about = _about(module, class_names, preprocessing)
     example = _tensors(example_inputs)
     if len(input_names) != len(example):
         raise ValueError(f"input_names must name each of the {len(example)} inputs, found {list(input_names)}")
@@ -204,11 +215,15 @@ def _onnx_difference(module: Exportable, path: Path, example: list[Tensor], inpu
     return _difference(module, run, example, "onnxruntime")
 
 
-def _about(module: Exportable, class_names: Sequence[str] | None) -> dict[str, Any]:
+def _about(
+    module: Exportable, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
+) -> dict[str, Any]:
     _check_module(module)
     entries = {"hetxl_version": __version__, **module.about}
     if class_names is not None:
         entries["class_names"] = check_names(class_names, module.fixed.head.num_classes)
+    if preprocessing is not None:
+        entries["preprocessing"] = dict(preprocessing)
     return entries
 
 

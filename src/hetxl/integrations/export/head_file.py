@@ -3,31 +3,39 @@
 Nothing in the file is executed when it is read, and everything is checked before it is used.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from hetxl._checks import integer_at_least, one_of
-from hetxl._files import write_whole
+from hetxl._tensors import StoredTensors, check_finite, read_tensors, write_tensors
 from hetxl._version import __version__
 from hetxl.nn import HEADS, FixedTemperature, Head, HetHashHead, LearnedTemperature, build_head
 from hetxl.nn.classifier import is_plain_linear
 from hetxl.nn.covariance import COVARIANCE_CLASSES
 from hetxl.registry import head_entry
 
-FORMAT = 3
-"""1 had no `noise_scale`, 2 no `standardize`."""
+FORMAT = 6
+"""1 had no `noise_scale`, 2 no `standardize`, 3 no checksum, 4 no `eval_seed`, 5 no `flip_rate`."""
 KEY = "hetxl_head"
 """The entry of the metadata that holds the configuration."""
 
 _COVARIANCES: dict[type, str] = {kind: name for name, kind in COVARIANCE_CLASSES.items()}
-_SHARED = ("link", "train_samples", "eval_samples", "sampler", "memory_budget", "bias", "bias_init", "standardize")
+_SHARED = (
+    "link",
+    "train_samples",
+    "eval_samples",
+    "eval_seed",
+    "sampler",
+    "memory_budget",
+    "bias",
+    "bias_init",
+    "standardize",
+    "flip_rate",
+)
 _NOISE = ("covariance", "rank", "residual", "noise_init", "noise_scale")
 _TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTemperature, ("low", "high", "init"))}
 
@@ -41,11 +49,10 @@ def save_head(head: Head, path: str | Path, *, class_names: Sequence[str] | None
         path: usually ends in .safetensors.
         class_names: K names, kept with the configuration; `describe_head` gives them back.
     """
-    configuration = _configuration(head, class_names)
-    # Own, contiguous memory: safetensors refuses tensors that share it.
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
-    text = json.dumps(configuration, allow_nan=False)
-    write_whole(Path(path), lambda temporary: save_file(tensors, temporary, {KEY: text}))
+    configuration, tensors = _configuration(head, class_names), head.state_dict()
+    if problem := _mixed_types(tensors):
+        raise ValueError(f"head cannot be saved: {problem}; convert it with head.to(torch.float32) first")
+    write_tensors(Path(path), tensors, configuration, KEY)
 
 
 def load_head(path: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Head:
@@ -56,13 +63,12 @@ def load_head(path: str | Path, *, device: torch.device | str | None = None, dty
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type such as torch.float32, found {dtype}")
     path = Path(path)
-    with _opened(path) as file:
-        configuration = _read_configuration(path, file.metadata())
-        names = set(file.keys())
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        head = _build(path, configuration, shapes)
-        # In memory of their own, aligned as torch's: products of unaligned tensors may round otherwise.
-        tensors = {name: file.get_tensor(name).clone() for name in names}
+    stored = _read(path)
+    tensors, configuration = stored.tensors, _read_configuration(path, stored)
+    head = _build(path, configuration, {name: tuple(value.shape) for name, value in tensors.items()})
+    if dtype is None and (problem := _mixed_types(tensors)):
+        raise ValueError(f"{path} is damaged: {problem}; pass dtype= to convert them")
+    check_finite(path, tensors, tensors)
     expected = head.state_dict()
     for name, value in tensors.items():
         if value.is_floating_point() != expected[name].is_floating_point():
@@ -82,9 +88,7 @@ def describe_head(path: str | Path) -> dict[str, Any]:
         "head" (its name), "in_features", "num_classes", "options", "temperature", "class_names" (a list or None),
         "format" and "hetxl_version".
     """
-    path = Path(path)
-    with _opened(path) as file:
-        return _read_configuration(path, file.metadata())
+    return _read_configuration(Path(path), _read(Path(path)))
 
 
 def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, Any]:
@@ -154,35 +158,34 @@ def check_names(class_names: Sequence[str], num_classes: int) -> list[str]:
     return [str(name) for name in names]  # numpy's strings too
 
 
-def _opened(path: Path) -> Any:
-    """Return the file, its header read and checked against its length."""
+def _read(path: Path) -> StoredTensors:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; pass a file written by save_head")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {' '.join(str(error).split())}") from None
+    return read_tensors(path, KEY)
 
 
-def _read_configuration(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
+def _mixed_types(tensors: Mapping[str, Tensor]) -> str:
+    """Return what is wrong if weights, but for τ, have several floating-point types; empty if nothing is."""
+    weights = (value for name, value in tensors.items() if not name.startswith("temperature."))
+    types = sorted({str(value.dtype) for value in weights if value.is_floating_point()})
+    return f"its weights have the types {', '.join(types)}" if len(types) > 1 else ""
+
+
+def _read_configuration(path: Path, stored: StoredTensors) -> dict[str, Any]:
     """Return the configuration from a file's metadata: all of its entries, and no others."""
-    if KEY not in (metadata or {}):
+    if KEY not in stored.metadata:
         raise ValueError(f"{path} holds tensors but no head: its metadata has no {KEY!r}; save_head writes it")
-    assert metadata is not None
+    configuration = stored.about
     try:
-        configuration = json.loads(metadata[KEY])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: its configuration is not valid JSON ({error})") from None
-    try:
-        version = integer_at_least(
-            "format", configuration["format"] if isinstance(configuration, dict) else configuration, 1
-        )
+        version = integer_at_least("format", configuration["format"], 1)
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: its configuration has no format number") from None
     if version > FORMAT:
         raise ValueError(
             f"{path} was written by a newer hetxl (format {version}; this one reads up to {FORMAT}); upgrade hetxl"
         )
+    if version >= 4 and not stored.checked:
+        raise ValueError(f"{path} is damaged: its checksum is missing; export the head again")
     try:
         _exactly("entries", configuration, ("format", "hetxl_version", "head", "in_features", "num_classes", "options",
                                     "temperature", "class_names"))  # fmt: skip
@@ -191,6 +194,10 @@ def _read_configuration(path: Path, metadata: dict[str, str] | None) -> dict[str
             configuration["options"].setdefault("noise_scale", 1.0)
         if version <= 2 and isinstance(configuration["options"], dict):
             configuration["options"].setdefault("standardize", False)
+        if version <= 4 and isinstance(configuration["options"], dict):
+            configuration["options"].setdefault("eval_seed", 0)
+        if version <= 5 and isinstance(configuration["options"], dict):
+            configuration["options"].setdefault("flip_rate", 0.0)
         entry = head_entry(configuration["head"])
         _exactly("options", configuration["options"], (*_SHARED, *(_NOISE if entry.noise else ()), *entry.options))
         temperature = configuration["temperature"]

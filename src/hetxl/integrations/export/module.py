@@ -59,6 +59,11 @@ class FixedNoiseHead(Capturing, nn.Module):
             return self._rows(features.movedim(-3, -1)).movedim(-1, -3)
         return self._rows(features)
 
+    def _observed(self, probs: Tensor) -> Tensor:
+        """Return probabilities of labels, a share of which is drawn from all classes alike."""
+        rate = self.head.flip_rate
+        return probs * (1 - rate) + rate / self.head.num_classes if rate else probs
+
     def _rows(self, features: Tensor) -> Tensor:
         if self._captured is not None:
             # With memory for every class, as probabilities have: a model may write to them in place.
@@ -66,13 +71,14 @@ class FixedNoiseHead(Capturing, nn.Module):
         distribution = self.head.logit_distribution(features)
         temperature = self.head.temperature()
         if self.method == "deterministic":
-            return self._link(distribution.mean / temperature)
+            return self._observed(self._link(distribution.mean / temperature))
         if self.noise is None:
             mean, factors = distribution.mean / temperature, distribution.factors / temperature
-            return approximate_log_probs(self.method, mean, factors, self.head.link)[0].exp()
+            return self._observed(approximate_log_probs(self.method, mean, factors, self.head.link)[0].exp())
         # One block after the other, each added up before the next is there: no [..., S, K] tensor when S·K is large.
         sampled = self._sampled(distribution, temperature, self.noise)
-        return reduce(torch.add, (self._link(logits).sum(-2) for logits in sampled)) / self.noise.shape[0]
+        total = reduce(torch.add, (self._link(logits).sum(-2) for logits in sampled))
+        return self._observed(total / self.noise.shape[0])
 
     def _link(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self.head.link == "softmax" else logits.sigmoid()
@@ -149,6 +155,8 @@ class Exportable(nn.Module):
             entries |= {"num_samples": noise.shape[0], "sampler": sampler, "seed": self.seed}
         if head.noise_scale != 1 and self.fixed.method != "deterministic":
             entries["noise_scale"] = head.noise_scale
+        if head.flip_rate:
+            entries["flip_rate"] = head.flip_rate
         return entries if self.top_k is None else entries | {"top_k": self.top_k}
 
     def probabilities(self, *inputs: Tensor) -> Tensor:
@@ -189,7 +197,7 @@ def exportable(
     *,
     num_samples: int | None = None,
     top_k: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     order: Order | None = None,
 ) -> Exportable:
     """Return a head, or a model with one, as a plain module of traceable operations.
@@ -206,16 +214,16 @@ def exportable(
             is "deterministic" whatever the method.
         num_samples: S, the head's `eval_samples` without.
         top_k: return the k most probable classes only; None for all.
-        seed: of the noise, drawn by the head's sampler.
+        seed: of the noise, drawn by the head's sampler; the head's `eval_seed` without, as `head.predict` has it.
         order: "samples" or "factors" to force an order of evaluation.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a head or a module that contains one, found {type(model).__name__}")
     one_of("method", method, METHODS)
-    integer_at_least("seed", seed, 0)
     if order is not None:
         one_of("order", order, ORDERS)
     head = find_head(model)
+    seed = head.eval_seed if seed is None else integer_at_least("seed", seed, 0)
     if top_k is not None and integer_at_least("top_k", top_k, 1) > head.num_classes:
         raise ValueError(f"top_k must be at most the number of classes, {head.num_classes}, found {top_k}")
     samples = head.eval_samples if num_samples is None else integer_at_least("num_samples", num_samples, 1)
@@ -237,6 +245,5 @@ def exportable(
 
 def fixed_noise(head: Head, num_samples: int, seed: int) -> Tensor:
     """Return the standard normals that an export of a head with noise holds, [S, Q] float32, by its sampler."""
-    # Without what the sampler drew beside it.
     assert head.covariance is not None
-    return head.covariance.draw(head.sampler, num_samples, generator=torch.Generator().manual_seed(seed)).clone()
+    return head.covariance.fixed_draws(head.sampler, num_samples, seed).clone()

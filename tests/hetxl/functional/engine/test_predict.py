@@ -88,7 +88,7 @@ def test_the_top_classes_are_those_of_all(variant, link):
 
 @pytest.mark.parametrize("noise", [0.3, 0.5, 0.8])
 def test_large_noise_does_not_make_the_others_explode(noise):
-    # A fit to few pilots alone was off by 0.001 to 0.1 here, and did not know.
+    # A fit to few samples of all classes was off by 0.001 to 0.1 here, and did not know.
     torch.manual_seed(0)
     classes, features = 2048, 64
     centres = torch.randn(classes, features)
@@ -101,11 +101,9 @@ def test_large_noise_does_not_make_the_others_explode(noise):
     full, top = head.predict(inputs, noise=z), head.predict(inputs, top_k=5, noise=z)
     difference = top.probs - full.probs.gather(-1, top.indices)
     assert ((difference.abs().sum(-1) + difference.sum(-1).abs()) / 2).max() < 2e-3
-    assert (top.left_out > 0).any()  # it was not all sampled
 
 
 def test_flat_predictions_are_right_too():
-    # Nearly everything is outside of the candidates, and weighed as one.
     head = peaked_head("het-xl", "softmax", scale=0.01)
     features = torch.randn(4, 32)
     z = normals(head, 4, samples=128, dtype=torch.float32)
@@ -113,7 +111,7 @@ def test_flat_predictions_are_right_too():
     full = head.predict(features, top_k=5, noise=z, tolerance=0)
     torch.testing.assert_close(pruned.probs, full.probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(pruned.entropy, full.entropy, rtol=1e-3, atol=0)
-    assert (pruned.left_out > 0.9).all()
+    assert torch.equal(pruned.left_out, torch.zeros(4))  # among 2,000 classes alike, all are sampled
 
 
 def test_noise_that_no_fit_follows_gets_all_classes():

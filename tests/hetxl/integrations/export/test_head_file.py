@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hetxl
+from hetxl._tensors import CHECKSUM, write_tensors
 from hetxl.functional.samplers import iid
 from hetxl.integrations.export.head_file import FORMAT, KEY, describe_head, load_head, save_head
 from support.cases import GRID, LINKS, make, normals
@@ -84,11 +86,6 @@ def test_other_dtypes_and_devices(tmp_path):
     assert load_head(path, dtype=torch.bfloat16).classifier.weight.dtype == torch.bfloat16
     elsewhere = load_head(path, device="meta", dtype=torch.float16)
     assert {value.device.type for value in elsewhere.state_dict().values()} == {"meta"}
-    mixed = make("het-xl", dtype=torch.float32)
-    mixed.classifier.bfloat16()
-    save_head(mixed, path)
-    assert load_head(path).classifier.weight.dtype == torch.bfloat16
-    assert load_head(path).covariance.factor.dtype == torch.float32
     with pytest.raises(ValueError, match="dtype must be a floating-point type"):
         load_head(path, dtype=torch.int64)
 
@@ -131,6 +128,12 @@ class Own(hetxl.DetHead):
     pass
 
 
+def mixed_types():
+    head = hetxl.HetXLHead(5, 7, rank=2)
+    head.classifier.bfloat16()
+    return head
+
+
 def parametrised():
     head = hetxl.DetHead(5, 7)
     torch.nn.utils.parametrize.register_parametrization(head.classifier, "weight", Doubled())
@@ -154,6 +157,7 @@ def own_covariance():
         (parametrised, ValueError, "parametrisations"),
         (own_covariance, TypeError, "covariance is a Mine"),
         (lambda: hetxl.DetHead(5, 7, device="meta"), ValueError, "meta device"),
+        (mixed_types, ValueError, "types torch.bfloat16, torch.float32; convert it"),
         (lambda: nn.Linear(5, 7), TypeError, "found Linear"),
     ],
 )
@@ -176,19 +180,24 @@ def path(tmp_path):
 
 
 def rewrite(path, tensors=None, configuration=None, **entries):
-    """The file with other tensors, or another configuration."""
+    """The file with other tensors, or another configuration, and the right checksum."""
     actual = load_file(path)
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()[KEY])
-    about |= entries
+    about = json.loads(metadata(path)[KEY]) | entries
     actual |= tensors or {}
     actual = {name: value for name, value in actual.items() if value is not None}
-    save_file(actual, path, {KEY: json.dumps(about) if configuration is None else configuration})
+    if configuration is None:
+        write_tensors(path, actual, {name: value for name, value in about.items() if name != CHECKSUM}, KEY)
+    else:
+        save_file(actual, path, {KEY: configuration})
+
+
+def metadata(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
 
 
 def options(path, **changed):
-    with safe_open(path, framework="pt") as file:
-        actual = json.loads(file.metadata()[KEY])["options"] | changed
+    actual = json.loads(metadata(path)[KEY])["options"] | changed
     return {name: value for name, value in actual.items() if value != "left out"}
 
 
@@ -204,7 +213,7 @@ def options(path, **changed):
         (lambda path: rewrite(path, format="1"), "no format number"),
         (lambda path: rewrite(path, configuration="{"), "not valid JSON"),
         (lambda path: rewrite(path, configuration="[" * 100_000), "not valid JSON"),
-        (lambda path: rewrite(path, configuration="[1]"), "no format number"),
+        (lambda path: rewrite(path, configuration="[1]"), "must hold a JSON object"),
         (lambda path: rewrite(path, head="het-xxl"), "did you mean 'het-xl'"),
         (lambda path: rewrite(path, head=["het"]), "in its configuration"),
         (lambda path: rewrite(path, head="het-xl"), "unknown buckets, hash_seed"),
@@ -217,7 +226,7 @@ def options(path, **changed):
         (lambda path: rewrite(path, options=options(path, rank="many")), "rank must be an integer"),
         (lambda path: rewrite(path, options=options(path, rank=10**30)), "is damaged"),
         (lambda path: rewrite(path, options=options(path, eval_samples=0)), "eval_samples must be at least 1"),
-        (lambda path: rewrite(path, options=options(path, noise_init=math.nan)), "init must be positive"),
+        (lambda path: rewrite(path, options=options(path, noise_init=-1.0)), "init must be positive"),
         (lambda path: rewrite(path, options=options(path, rank=3)), "covariance.factor has shape [2, 5]"),
         (lambda path: rewrite(path, options=options(path, buckets=4)), "has shape"),
         (lambda path: rewrite(path, temperature=1.0), "temperature must be a table"),
@@ -242,6 +251,11 @@ def options(path, **changed):
         (lambda path: rewrite(path, {"hash": torch.full((7,), 5)}), "buckets 0 to 4"),
         (lambda path: rewrite(path, {"hash": torch.full((7,), -1)}), "buckets 0 to 4"),
         (lambda path: rewrite(path, {"hash": torch.zeros(7).int()}), "buckets 0 to 4"),
+        (lambda path: rewrite(path, {"classifier.bias": torch.full((7,), math.nan)}), "7 of the 7 numbers of classif"),
+        (lambda path: rewrite(path, {"classifier.bias": torch.arange(7) / 0}), "classifier.bias are NaN or infinite"),
+        (lambda path: rewrite(path, {"classifier.bias": torch.zeros(7).half()}), "types torch.float16, torch.float32"),
+        (lambda path: rewrite(path, configuration=json.dumps(describe_head(path))), "its checksum is missing"),
+        (lambda path: rewrite(path, configuration=metadata(path)[KEY].replace("class 1", "class 2")), "its checksum"),
     ],
 )
 def test_invalid_files_raise(path, change, message):
@@ -254,6 +268,19 @@ def test_invalid_files_raise(path, change, message):
     assert str(path) in text
     assert "\n" not in text
     assert len(text) < 400
+
+
+def test_every_flipped_bit_is_refused(path):
+    content = path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(300):
+        position, bit = draw.randrange(len(content)), draw.randrange(8)
+        changed = bytearray(content)
+        changed[position] ^= 1 << bit
+        path.write_bytes(changed)
+        with pytest.raises(ValueError) as raised:
+            load_head(path)
+        assert str(path) in str(raised.value)
 
 
 def test_missing_file_raises(tmp_path):
