@@ -1,57 +1,40 @@
-"""Embeddings [n, D] with labels, from array files. They are memory-mapped and never copied whole.
+"""Embeddings [n, D] or images [n, H, W(, C)] with labels, from array files, which are mapped and never copied whole.
 
 | data | contents |
 | --- | --- |
-| `DATA.npz`, `DATA.safetensors` | `features` (or `embeddings`, `x`) [n, D] and `labels` (or `targets`, `y`) [n] |
+| `DATA.npz`, `DATA.safetensors` | `features` (or `embeddings`, `x`, …) [n, D], or `images` [n, H, W] or |
+| | [n, H, W, C] of uint8, and `labels` (or `targets`, `y`, …) [n] |
 | – with several labels in a row | `labels` [m] and `label_offsets` [n + 1], where each row's begin and the last end |
 | – with splits | the same keys after `train_`, `validation_` (or `val_`) and `test_`; or, in a .npz, `split` [n] |
 | – with class names | `class_names` [K] strings; in safetensors a JSON list under that key of the metadata |
-| `DATA.npy` with `labels=` | [n, D], and a label file; without `labels=`, `DATA_labels.npy` (or .txt, …) beside it |
-| `DATA.parquet` | a column `features` (or …) of equally long lists, and `labels` (or …) of labels or lists; |
-| | optionally `split` |
+| `DATA.npy` with `labels=` | [n, D] or images, and a label file; without, `DATA_labels.npy` (or .txt, …) beside it |
 | a directory | `features.npy` and `labels.npy`; or by split `train.npy` and `train_labels.npy`, or `train.npz`, …; |
 | | `class_names.txt` or `.npy` if ids have names |
 
 `split` is train, validation (or `val`, `valid`, `dev`) or test. Label files (.npy, .txt, .csv, .jsonl, .parquet) are
-those of `hetxl_train.data.manifests`. Labels are ids (any whole numbers from 0) or names. Features are float16,
+those of `hetxl_train.data.label_files`. Labels are ids (any whole numbers from 0) or names. Features are float16,
 float32, float64 or (safetensors) bfloat16, and arrive as float32.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from hetxl_train.console import counted, progress_bar
-from hetxl_train.data import manifests
-from hetxl_train.data.build_dataset import UNSPLIT, Plan, add_splits, assemble, choose_part, row_type, split_name
-from hetxl_train.data.dataset import SPLITS, Dataset, Fetched, InputSpec, Split
+from hetxl._files import parse_json
+from hetxl_train.console import progress_bar
+from hetxl_train.data import label_files
+from hetxl_train.data.build_dataset import UNSPLIT, Part, Parts, choose_part, split_name, split_parts
+from hetxl_train.data.dataset import Fetched, InputSpec, Split
+from hetxl_train.data.image_files import PixelArray, is_image_array
 from hetxl_train.data.labels import Labels, RawLabels, some
 from hetxl_train.data.mapped_arrays import MappedArray, open_arrays, safetensors_metadata
+from hetxl_train.data.tables import AUTO, FEATURES, LABELS, SPLIT, Columns, open_table, read_table
 
-FEATURES = ("features", "embeddings", "x")
-LABELS = ("labels", "targets", "y")
-ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors", ".parquet")
+ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
+INPUTS = (*FEATURES, "images", "image")
 PREFIXES = {UNSPLIT: ("",), "train": ("train_",), "validation": ("validation_", "val_"), "test": ("test_",)}
-
-
-class Part(NamedTuple):
-    """Features and their labels."""
-
-    features: MappedArray  # [n, D]
-    labels: RawLabels | None  # the labels of the rows of this part; None for features without labels
-    rows: np.ndarray | None = None  # the rows of the features that belong to this part; None for all
-
-
-class Parts(NamedTuple):
-    """The contents of a file or directory: parts by split, and names for their ids."""
-
-    by_split: dict[str, Part]
-    class_names: Sequence[str] | None = None
 
 
 class ArraySplit(Split):
@@ -67,79 +50,50 @@ class ArraySplit(Split):
         return Fetched(torch.from_numpy(values if self.array.is_float else values.astype(np.int64)), rows)
 
 
-def load_arrays(
-    path: Path,
-    plan: Plan | None = None,
-    *,
-    labels: Path | None = None,
-    validation: Path | None = None,
-    test: Path | None = None,
-    cache: Path | None = None,
-    check: bool = True,
-) -> Dataset:
-    """Load a dataset of embeddings from a file or directory in one of the forms of this module.
-
-    The plan says how to build it; the other arguments are those of `hetxl_train.data.open_dataset`.
-    """
-    parts, names = read_parts(path, labels=labels, cache=cache)
-
-    def read(other: Path) -> Mapping[str, Part]:
-        nonlocal names
-        added = read_parts(other, cache=cache)
-        if added.class_names is not None:
-            if names is not None and list(names) != list(added.class_names):
-                raise ValueError(f"class_names of {other} differ from those of {path}; write the same in both")
-            names = added.class_names
-        return added.by_split
-
-    add_splits(parts, path, {"validation": validation, "test": test}, read)
-    width = next(iter(parts.values())).features.shape[1]
-    for split, part in parts.items():
-        if part.features.shape[1] != width:
-            raise ValueError(
-                f"{part.features.path} has {part.features.shape[1]} features for {split!r}, the others have {width}"
-            )
-    if check:
-        for array in dict.fromkeys(part.features for part in parts.values()):  # several parts may share one
-            check_finite(array)
-    return assemble(
-        path.stem,
-        InputSpec("features", (width,)),
-        {split: (part, _require_labels(part)) for split, part in parts.items()},
-        _make_split,
-        plan or Plan(),
-        names,
-    )
-
-
-def _make_split(part: Part, labels: Labels, rows: np.ndarray | None) -> Split:
-    if part.rows is not None:
-        rows = part.rows if rows is None else part.rows[rows]
-    return ArraySplit(part.features, labels, rows)
-
-
-def read_parts(
-    path: Path, *, labels: Path | None = None, cache: Path | None = None, split_column: bool = True
+def read_arrays(
+    path: Path, columns: Columns = AUTO, *, labels: Path | None = None, cache: Path | None = None, splits: bool = True
 ) -> Parts:
-    """Read the features of a file or directory and, if it has them, their labels.
+    """Read the features or images of a file or directory and, if it has them, their labels.
 
-    `split` of a file splits its rows, unless `split_column` is False.
+    `split` of a file splits its rows, unless `splits` is False.
     """
     suffix = path.suffix.lower()
     if labels is not None and (path.is_dir() or suffix != ".npy"):
         raise ValueError(f"labels={labels} goes with a .npy file of features; {path} must hold its labels itself")
     if path.is_dir():
-        return _read_directory(path, cache, split_column)
+        return _read_directory(path, columns, cache, splits)
     if suffix == ".npy":
-        return Parts({UNSPLIT: _read_npy(path, labels)})
+        return _parts({UNSPLIT: _read_npy(path, labels)})
     if suffix == ".parquet":
-        return Parts(_read_parquet(path, cache, split_column))
-    return _read_container(path, split_column)
+        return read_table(open_table(path), columns, cache=cache, labelled=False, splits=splits)
+    return _read_container(path, columns, splits)
+
+
+def _parts(by_split: dict[str, Part], class_names: Sequence[str] | None = None) -> Parts:
+    """Return parts of features, or of images if they hold pixels."""
+    images = [is_image_array(part.inputs) for part in by_split.values()]
+    if all(images):
+        parts = {split: part._replace(inputs=PixelArray(part.inputs)) for split, part in by_split.items()}
+        return Parts("image", parts, class_names)
+    return Parts("features", by_split, class_names)
 
 
 def is_array_directory(directory: Path) -> bool:
     """Whether a directory holds array files under the names of this module."""
     return next(_feature_files(directory), None) is not None
+
+
+def check_features(arrays: Sequence[MappedArray], finite: bool = True) -> InputSpec:
+    """Return the input of a model for arrays of features, floating-point and of one width; `finite` looks for NaN."""
+    width = arrays[0].shape[1]
+    for array in dict.fromkeys(arrays):  # several parts may share one
+        if not array.is_float:
+            raise TypeError(f"{array} must be floating-point, found {array.dtype}; save it as float32")
+        if array.shape[1] != width:
+            raise ValueError(f"{array} has {array.shape[1]} features, {arrays[0]} has {width}; they must match")
+        if finite:
+            check_finite(array)
+    return InputSpec("features", (width,))
 
 
 def check_finite(array: MappedArray) -> None:
@@ -159,99 +113,69 @@ def check_finite(array: MappedArray) -> None:
         )
 
 
-def _check_part(features: MappedArray, labels: RawLabels | None) -> Part:
-    if len(features.shape) != 2 or features.shape[1] == 0:
+def _check_part(array: MappedArray, labels: RawLabels | None) -> Part:
+    if not is_image_array(array) and (len(array.shape) != 2 or array.shape[1] == 0):
         raise ValueError(
-            f"{features} must hold features [n, D], found shape {list(features.shape)}; one row for each example"
+            f"{array} must hold features [n, D], one row for each example, or images [n, H, W] or [n, H, W, C] of "
+            f"uint8, found {array.dtype} of shape {list(array.shape)}"
         )
-    if len(features) == 0:
-        raise ValueError(f"{features} has no rows")
-    if labels is not None and len(labels) != len(features):
+    if len(array) == 0:
+        raise ValueError(f"{array} has no rows")
+    if labels is not None and len(labels) != len(array):
         raise ValueError(
-            f"{features} has {len(features):,} rows but {labels.source} has labels for {len(labels):,}; they must match"
+            f"{array} has {len(array):,} rows but {labels.source} has labels for {len(labels):,}; they must match"
         )
-    return Part(features, labels)
-
-
-def _require_labels(part: Part) -> RawLabels:
-    if not part.features.is_float:
-        raise TypeError(f"{part.features} must be floating-point, found {part.features.dtype}; save it as float32")
-    if part.labels is None:
-        raise ValueError(
-            f"{part.features} has no labels: looked for {', '.join(LABELS)} in the same file, or beside a .npy file as "
-            "NAME_labels.npy; or give labels=FILE"
-        )
-    return part.labels
+    return Part(array, labels)
 
 
 def _read_npy(path: Path, labels: Path | None) -> Part:
     features = open_arrays(path)[""]
     stem = path.stem
-    for word in FEATURES:
+    for word in INPUTS:
         stem = stem.removesuffix(word) if stem == word or stem.endswith(f"_{word}") else stem
     base = stem if not stem or stem.endswith("_") else f"{stem}_"
-    label_file = labels or _find(path.parent, [base + word for word in LABELS], manifests.LABEL_SUFFIXES)
+    label_file = labels or _find(path.parent, [base + word for word in LABELS], label_files.LABEL_SUFFIXES)
     if label_file is None:
         return _check_part(features, None)
     offsets = _find(path.parent, [f"{base}label_offsets"], [".npy"])
     if offsets is not None and labels is None and label_file.suffix.lower() == ".npy":
-        return _check_part(features, manifests.labels_from_array(open_arrays(label_file)[""], open_arrays(offsets)[""]))
-    return _check_part(features, manifests.read_labels(label_file))
+        return _check_part(
+            features, label_files.labels_from_array(open_arrays(label_file)[""], open_arrays(offsets)[""])
+        )
+    return _check_part(features, label_files.read_labels(label_file))
 
 
-def _read_parquet(path: Path, cache: Path | None, split_column: bool) -> dict[str, Part]:
-    columns = manifests.parquet_columns(path)
-    features = manifests.require_column(path, columns, FEATURES)
-    labels = manifests.find_column(columns, manifests.LABEL_COLUMNS)
-    raw = None if labels is None else manifests.labels_from_table(path, labels)
-    whole = _check_part(manifests.parquet_features(path, features, cache), raw)
-    split = manifests.find_column(columns, manifests.SPLIT_COLUMNS) if split_column else None
-    if split is None:
-        return {UNSPLIT: whole}
-    with closing(counted(manifests.table_rows(path, [split]), f"Reading {path}")) as rows:
-        return _split_up(whole, path, (value for (value,) in rows))
-
-
-def _split_up(whole: Part, path: Path, names: Iterable[Any]) -> dict[str, Part]:
-    """Return the rows of each split, in ascending order, from the split that each row names."""
-    numbers = (SPLITS.index(split_name(path, name, number)) for number, name in enumerate(names, 1))
-    codes = np.fromiter(numbers, dtype=np.int8)
-    by_split = {name: np.flatnonzero(codes == code).astype(row_type(len(codes))) for code, name in enumerate(SPLITS)}
-    return {
-        split: Part(whole.features, None if whole.labels is None else whole.labels.subset(rows), rows)
-        for split, rows in by_split.items()
-        if len(rows)
-    }
-
-
-def _read_container(path: Path, split_column: bool) -> Parts:
+def _read_container(path: Path, columns: Columns, splits: bool) -> Parts:
     arrays = open_arrays(path)
+    inputs = INPUTS if columns.features is None else (columns.features,)
+    targets = LABELS if columns.label is None else (columns.label,)
     parts = {}
     for split, prefixes in PREFIXES.items():
         for prefix in prefixes:
-            features = _first(arrays, prefix, FEATURES)
+            features = _first(arrays, prefix, inputs)
             if features is None:
                 continue
-            labels = _first(arrays, prefix, LABELS)
+            labels = _first(arrays, prefix, targets)
             offsets = arrays.get(f"{prefix}label_offsets")
-            raw = None if labels is None else manifests.labels_from_array(labels, offsets)
+            raw = None if labels is None else label_files.labels_from_array(labels, offsets)
             parts[split] = _check_part(features, raw)
     if not parts:
-        raise ValueError(f"{path} must have a key {' or '.join(FEATURES)}, found {some(arrays, 20) or 'none'}")
-    split = _first(arrays, "", manifests.SPLIT_COLUMNS) if split_column else None
+        raise ValueError(f"{path} must have a key {' or '.join(inputs)}, found {some(arrays, 20) or 'none'}")
+    split = _first(arrays, "", SPLIT if columns.split is None else (columns.split,)) if splits else None
     if split is not None and UNSPLIT in parts:
         whole = parts.pop(UNSPLIT)
-        rows = len(whole.features)
+        rows = len(whole.inputs)
         if split.dtype.kind not in "US" or split.shape != (rows,):
             raise ValueError(
                 f"{split} must be {rows:,} strings (train, validation or test), one for each row, found {split.dtype} "
                 f"of shape {list(split.shape)}; or give each split keys of its own, as train_features"
             )
-        added = _split_up(whole, path, manifests.names_from_array(split))
+        names = label_files.names_from_array(split)
+        added = split_parts(whole, (split_name(path, name, number) for number, name in enumerate(names, 1)))
         if both := added.keys() & parts:
             raise ValueError(f"{split} names rows as {some(sorted(both))}, but {path} has others of that name")
         parts |= added
-    return Parts(parts, _class_names(path, arrays))
+    return _parts(parts, _class_names(path, arrays))
 
 
 def _first(arrays: dict[str, MappedArray], prefix: str, words: Sequence[str]) -> MappedArray | None:
@@ -260,13 +184,11 @@ def _first(arrays: dict[str, MappedArray], prefix: str, words: Sequence[str]) ->
 
 def _class_names(path: Path, arrays: dict[str, MappedArray]) -> list[str] | None:
     if "class_names" in arrays:
-        return manifests.names_from_array(arrays["class_names"])
+        return label_files.names_from_array(arrays["class_names"])
     text = safetensors_metadata(path).get("class_names") if path.suffix.lower() == ".safetensors" else None
     if text is None:
         return None
-    names = None
-    with suppress(json.JSONDecodeError):
-        names = json.loads(text)
+    names = parse_json(text, f"class_names in the metadata of {path}")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"class_names in the metadata of {path} must be a JSON list of strings, found {text[:40]!r}")
     return names
@@ -275,9 +197,9 @@ def _class_names(path: Path, arrays: dict[str, MappedArray]) -> list[str] | None
 def _feature_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of a directory that hold features, with their split."""
     for split, prefixes in PREFIXES.items():
-        stems = [prefix + word for prefix in prefixes for word in FEATURES]
+        stems = [prefix + word for prefix in prefixes for word in INPUTS]
         whole = [prefix.removesuffix("_") for prefix in prefixes if prefix]
-        path = _find(directory, [*whole, *stems], ARRAY_SUFFIXES)
+        path = _find(directory, [*whole, *stems], (*ARRAY_SUFFIXES, ".parquet"))
         if path is not None:
             yield split, path
 
@@ -287,17 +209,18 @@ def _find(directory: Path, stems: Sequence[str], suffixes: Sequence[str]) -> Pat
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read_directory(directory: Path, cache: Path | None, split_column: bool) -> Parts:
+def _read_directory(directory: Path, columns: Columns, cache: Path | None, splits: bool) -> Parts:
     parts: dict[str, Part] = {}
-    names = None
+    names, kinds = None, {}
     for split, path in _feature_files(directory):
-        inner = read_parts(path, cache=cache, split_column=split_column)
+        inner = read_arrays(path, columns, cache=cache, splits=splits)
         added = inner.by_split if split == UNSPLIT else {split: choose_part(inner.by_split, path, split)}
         if repeated := [key for key in added if key in parts]:
             raise ValueError(f"{path} has {repeated[0]} rows, but so has another file of {directory}; keep one of them")
         parts |= added
+        kinds[inner.kind] = path
         names = inner.class_names or names
-    if not parts:
-        raise ValueError(f"{directory} has no features.npy and no train.npy (or .npz, .safetensors, .parquet)")
+    if len(kinds) > 1:
+        raise ValueError(f"{directory} must hold inputs of one kind, found {' and '.join(kinds)}")
     names_file = _find(directory, ["class_names"], [".txt", ".npy"])
-    return Parts(parts, names if names_file is None else manifests.read_names(names_file))
+    return Parts(next(iter(kinds)), parts, names if names_file is None else label_files.read_names(names_file))

@@ -1,8 +1,9 @@
 """Build a dataset from inputs and labels as read: match the classes, and draw the splits that are missing."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,23 @@ HELD_OUT = 0.1  # the share of the training rows that each missing split gets
 Inputs = TypeVar("Inputs")
 
 
+class Part(NamedTuple):
+    """Inputs and their labels."""
+
+    inputs: Any  # an array of features [n, D], an `ImageSource` or texts
+    labels: RawLabels | None  # of the rows of this part; None for inputs without labels
+    rows: np.ndarray | None = None  # the inputs that belong to this part; None for all
+
+
+class Parts(NamedTuple):
+    """What was read: inputs of a kind in parts by split, names for their ids, and notes for the reader."""
+
+    kind: Literal["features", "image", "text"]
+    by_split: dict[str, Part]
+    class_names: Sequence[str] | None = None
+    notes: Sequence[str] = ()
+
+
 class Plan(NamedTuple):
     """How to build a dataset."""
 
@@ -27,7 +45,7 @@ class Plan(NamedTuple):
     whole: bool = False  # use data without splits as one test split; without `classes`, draw none beside others either
 
 
-def split_name(path: Path, value: Any, number: int) -> str:
+def split_name(path: str | Path, value: Any, number: int) -> str:
     """Return the split that a table's row names by `value`; errors name the row by its number, counted from 1."""
     split = SPLIT_NAMES.get(str(value).strip().lower())
     if split is None:
@@ -37,19 +55,21 @@ def split_name(path: Path, value: Any, number: int) -> str:
     return split
 
 
-def add_splits(
-    parts: dict[str, Inputs],
-    path: Path,
-    others: Mapping[str, Path | None],
-    read: Callable[[Path], Mapping[str, Inputs]],
-) -> None:
-    """Add to the parts of `path`, in place, those of other files: `others` has the file for a split, or None."""
-    for split, other in others.items():
-        if other is None:
-            continue
-        if split in parts:
-            raise ValueError(f"{split}={other} was given, but {path} has {split} rows of its own; give one of them")
-        parts[split] = choose_part(read(other), other, split)
+def split_in_name(file: str) -> str:
+    """Return the split that the name of a file says: train-00000.tar, test.csv; `UNSPLIT` if it says none."""
+    words = re.split(r"[^a-z]+", PurePosixPath(file).stem.lower())
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), UNSPLIT)
+
+
+def split_parts(whole: Part, names: Iterable[str]) -> dict[str, Part]:
+    """Return the rows of each split, in ascending order, from the split that each row names."""
+    codes = np.fromiter((SPLITS.index(name) for name in names), dtype=np.int8)
+    by_split = {name: np.flatnonzero(codes == code).astype(row_type(len(codes))) for code, name in enumerate(SPLITS)}
+    return {
+        split: Part(whole.inputs, None if whole.labels is None else whole.labels.subset(rows), rows)
+        for split, rows in by_split.items()
+        if len(rows)
+    }
 
 
 def choose_part(parts: Mapping[str, Inputs], path: Path, split: str) -> Inputs:

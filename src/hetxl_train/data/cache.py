@@ -1,7 +1,17 @@
-"""The directory for files that can be made again."""
+"""The directory for files that can be made again, and copies of data whose rows cannot be read in any order."""
 
+import hashlib
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+from hetxl_train.console import Console
+from hetxl_train.data.remote import open_address
+
+GB = 2**30
+HELD = GB // 4  # bytes; smaller copies stay in memory
+LIMIT = 100 * GB  # the largest copy, unless $HETXL_CACHE_LIMIT says otherwise
 
 
 def cache_directory(cache: Path | None = None) -> Path | None:
@@ -24,3 +34,32 @@ def make_cache_directory(cache: Path | None = None) -> Path:
             f"the cache directory cannot be created ({error}); set HETXL_CACHE to a writable directory"
         ) from error
     return directory
+
+
+def fingerprint_of(addresses: Sequence[str], *more: str) -> str:
+    """Return a name that changes whenever one of the files does: by their sizes and when they were changed."""
+    key = [*more]
+    for address in addresses:
+        fs, path = open_address(address)
+        info = fs.info(path)
+        changed = next((str(info[name]) for name in ("mtime", "ETag", "etag", "LastModified") if name in info), "")
+        key += [fs.unstrip_protocol(path), str(info["size"]), changed]
+    return hashlib.blake2b("\0".join(key).encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def announce_copy(source: str, column: str, size: int, directory: Path) -> None:
+    """Print that a column is copied, how large it is and where to; raise an OSError if it is too large."""
+    limit = float(os.environ.get("HETXL_CACHE_LIMIT") or LIMIT / GB) * GB
+    free = shutil.disk_usage(directory).free
+    what = f"a copy of column {column!r} of {source} takes {size / GB:.1f} GB"
+    if size > limit:
+        raise OSError(
+            f"{what}, above the limit of {limit / GB:.0f} GB; set HETXL_CACHE_LIMIT to more (in GB), or store "
+            "embeddings as .npy and images as .tar shards, which are not copied"
+        )
+    if size > free:
+        raise OSError(f"{what}, but {directory} has {free / GB:.1f} GB free; set HETXL_CACHE to a directory with more")
+    Console().say(
+        f"Copying column {column!r} of {source} ({size / GB:.1f} GB) to {directory} once, so that its rows can be read "
+        "in any order"
+    )

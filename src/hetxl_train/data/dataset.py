@@ -2,25 +2,24 @@
 
 import dataclasses
 import os
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from hetxl._files import write_arrays
+from hetxl._files import read_arrays, write_arrays
 from hetxl_train.data.labels import Labels, printable
+from hetxl_train.data.transforms import GREY, ImageTransform, Preprocessing
 from hetxl_train.formatting import listed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-InputKind = Literal["features", "tokens", "image"]
+InputKind = Literal["features", "tokens", "image", "text"]
 SPLITS = ("train", "validation", "test")
 MAX_LISTED = 20  # unreadable examples that an error message lists
 
@@ -46,18 +45,25 @@ class Shown(NamedTuple):
     text: str | None = None
     image: str | None = None  # the path of an image
     pixels: np.ndarray | None = None  # [H, W] or [H, W, 3] uint8, an image without a file of its own
+    encoded: bytes | None = None  # the content of an image file that is part of another file
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The input of a backbone: features [D], tokens [C] (ids of the C before the one to predict) or an image [3, H, W].
-
-    Greyscale images are [1, H, W].
+    """The input of a backbone: features [D], tokens [C] (ids of the C before the one to predict), an image [3, H, W] or
+    [1, H, W], or a text: at most [L] ids of tokens, with −1 behind its end.
     """
 
     kind: InputKind
     shape: tuple[int, ...]  # the shape of one example
-    vocabulary: int = 0  # the number of token ids; 0 unless the kind is "tokens"
+    vocabulary: int = 0  # the number of token ids; 0 unless the kind is "tokens" or "text"
+    image: Preprocessing | None = None  # how image files become inputs; None for inputs that are not read from images
+
+    @property
+    def transform(self) -> ImageTransform:
+        """What brings images to these inputs, without augmentation."""
+        plain = Preprocessing() if self.shape[0] == 3 else GREY
+        return ImageTransform(self.shape[-1], self.image or plain)
 
 
 class Split(ABC):
@@ -79,6 +85,11 @@ class Split(ABC):
     def show(self, row: int) -> Shown:
         """Return an example for a reader; empty unless the data has something to show."""
         return Shown()
+
+    def name(self, row: int) -> str | None:
+        """Return the path or the text of an example, without reading an image."""
+        shown = self.show(row)
+        return shown.image or shown.text
 
 
 class RelabelledSplit(Split):
@@ -130,12 +141,11 @@ class Stored:
     def load(cls, path: str | os.PathLike[str]) -> "Self":
         """Read a file that `save` wrote."""
         columns: dict[str, type] = {item.name: item.type for item in dataclasses.fields(cls)}  # pyright: ignore
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{os.fspath(path)} does not exist; hetxl train writes it")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                values = {name: file[name] for name in columns}
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{os.fspath(path)} does not exist; hetxl train writes it") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+            values = read_arrays(Path(path), list(columns))
+        except ValueError as error:
             message = f"{os.fspath(path)} holds no {cls.what} ({error}); write it with {cls.__name__}.save"
             raise ValueError(message) from None
         arrays = {name: values[name] for name, kind in columns.items() if kind is np.ndarray}
@@ -199,6 +209,15 @@ class UnreadableExamples:
             self._by_path.setdefault(example.path, example)
         if self.seen >= self.minimum:
             self._check()
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts and the list for JSON, so that a run that resumes counts on."""
+        return {"seen": self.seen, "count": self.count, "examples": [list(example) for example in self.examples]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.seen, self.count = int(state["seen"]), int(state["count"])
+        self._by_path = {path: Unreadable(path, reason) for path, reason in state["examples"]}
 
     def finish(self) -> None:
         """Write the list at the end of an epoch; raise a ValueError if too many rows were unreadable."""

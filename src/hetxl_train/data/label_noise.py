@@ -39,6 +39,7 @@ STEEPNESS = 2.0
 POSITIONS = 2
 """Tokens before a class that describe it. With one, all names that only ever follow a dot would be equally near."""
 
+BUCKETS = 4096  # of the tokens of texts
 SIDE = 16  # side of a shrunk image in pixels: enough for its colours and rough shapes
 IMAGES_PER_CLASS = 32  # images of a class, at most, in its mean: decoding is slow, and a mean of these is close enough
 BLOCK = 2**21  # approximate number of values that are read or compared at a time
@@ -250,6 +251,13 @@ def as_vectors(inputs: Tensor) -> Tensor:
     return inputs.flatten(1).double()
 
 
+def bags_of_tokens(ids: Tensor) -> Tensor:
+    """Return how often the tokens of texts [b, L] occur, [b, `BUCKETS`]; −1 is none."""
+    counts = torch.zeros(len(ids), BUCKETS + 1, dtype=torch.float64)
+    counts.scatter_add_(1, torch.where(ids < 0, BUCKETS, ids % BUCKETS), torch.ones(ids.shape, dtype=torch.float64))
+    return counts[:, :BUCKETS]
+
+
 def blocks(split: Split, input: InputSpec, rows: np.ndarray, description: str) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Read rows [n] (ascending) block by block: yield the rows that could be read, and their inputs."""
     step = max(1, BLOCK // int(np.prod(input.shape)))
@@ -257,7 +265,7 @@ def blocks(split: Split, input: InputSpec, rows: np.ndarray, description: str) -
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
             fetched = split.fetch(part)
-            yield fetched.rows, fetched.inputs
+            yield fetched.rows, bags_of_tokens(fetched.inputs) if input.kind == "text" else fetched.inputs
             advance(len(part))
 
 

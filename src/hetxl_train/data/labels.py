@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from hetxl.functional import LabelLists
+from hetxl_train.formatting import printable
 
+SEPARATOR = "|"  # between the labels of one row, in text files
 CHUNK = 2**22  # labels are processed in chunks of this many: they may be on disk
 MAX_TABLE_ID = 2**27  # ids below this are marked in a table of one byte each; larger ones are sorted
 
@@ -88,14 +90,6 @@ class RawLabels:
         """Yield the values front to back as int64: where each chunk starts, and the chunk."""
         for start in range(0, len(self.values), CHUNK):
             yield start, np.asarray(self.values[start : start + CHUNK]).astype(np.int64)
-
-
-def printable(text: str) -> str:
-    """Return a name or path that is safe in a message: one line, no control characters, no undecodable bytes."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for letter in text
-    )
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

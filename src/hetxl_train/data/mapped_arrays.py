@@ -1,12 +1,12 @@
 """Arrays in .npy, .npz and .safetensors files, memory-mapped: nothing is read before it is used."""
 
-import json
+import lzma
 import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from hetxl._files import parse_json
+
 COMPRESSED_LIMIT = 2**30  # compressed arrays cannot be mapped; up to this many bytes in one file they are loaded
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error, OSError, NotImplementedError)
+"""What reading a damaged archive raises."""
 BLOCK_BYTES = 2**24  # how much is read at a time when a whole array is scanned
 SAFETENSORS_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"}
 SAFETENSORS_TYPES |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for size in (8, 4, 2, 1)}
@@ -33,11 +37,24 @@ class MappedArray:
     fortran: bool = False  # whether it is stored column by column
     bfloat16: bool = False  # whether the integers are the upper halves of float32
     held: np.ndarray | None = None  # the array itself, if it could not be mapped
+    source: str = ""  # what it was copied from, for errors: nobody knows the files of the cache
+    stamp: tuple[int, int] | None = None  # size and time of the file when it was opened; None for an array not in one
+
+    @classmethod
+    def in_memory(cls, array: np.ndarray, source: str, name: str) -> "MappedArray":
+        """Return an array that is in no file; errors name the source that it was read from."""
+        return cls(Path(source), name, array.dtype, array.shape, held=array, source=source)
+
+    def called(self, source: str, name: str) -> "MappedArray":
+        """Return the same array, which errors name as a column of the source that it was copied from."""
+        return replace(self, source=source, name=name)
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
 
     def __str__(self) -> str:
+        if self.source:
+            return f"column {self.name!r} of {self.source}"
         return f"array {self.name!r} of {self.path}" if self.name else str(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,12 +80,19 @@ class MappedArray:
         """Whether it holds whole numbers."""
         return self.dtype.kind in "iu" and not self.bfloat16
 
+    def check_unchanged(self) -> None:
+        """Raise if the file was changed since it was opened; reading one that was cut off would kill the process."""
+        if self.held is None and self.stamp is not None and _stamp(self.path) != self.stamp:
+            raise OSError(f"{self.path} was changed while it was in use; rerun the command on the new content")
+
     def block(self, start: int, stop: int) -> np.ndarray:
         """Read rows start to stop, [stop − start, ...]; floating-point numbers as float32."""
+        self.check_unchanged()
         return self._convert(self.array[start:stop])
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """Read rows [b], in any order, as [b, ...]; floating-point numbers as float32."""
+        self.check_unchanged()
         order = np.argsort(rows, kind="stable")  # read front to back
         values = self._convert(self.array[rows[order]])
         out = np.empty_like(values)
@@ -99,7 +123,15 @@ def open_arrays(path: Path) -> dict[str, MappedArray]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path} must end in .npy, .npz or .safetensors, found {path.suffix!r}")
-    return reader(path)
+    before = _stamp(path)
+    arrays = reader(path)
+    return {name: replace(array, stamp=before) if array.held is None else array for name, array in arrays.items()}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return what changes when a file does: its size and its time."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def safetensors_metadata(path: Path) -> dict[str, str]:
@@ -129,8 +161,10 @@ def _npy_header(file: Any, path: Path, name: str) -> tuple[tuple[int, ...], bool
     try:
         reader = readers[np.lib.format.read_magic(file)]
         shape, fortran, dtype = reader(file)
-    except (ValueError, KeyError, EOFError, SyntaxError) as error:
+    except Exception as error:  # numpy reads the header as Python source, and passes on what that raises
         raise ValueError(f"{what} has no readable .npy header: write it again with numpy.save") from error
+    if any(size < 0 for size in shape) or (dtype.itemsize == 0 and math.prod(shape)):
+        raise ValueError(f"{what} has shape {list(shape)} of {dtype} in its header: it is damaged; write it again")
     if dtype.hasobject:
         raise ValueError(
             f"{what} holds Python objects (a pickle), which are never loaded; save names as strings "
@@ -151,9 +185,12 @@ def _open_npz(path: Path) -> dict[str, MappedArray]:
                     f"{path} holds {compressed / 2**30:.1f} GB of compressed arrays, which cannot be mapped into "
                     "memory; write it with numpy.savez (not savez_compressed) or as .npy files"
                 )
+            names = [member.filename for member in members]
+            if twice := sorted({name.removesuffix(".npy") for name in names if names.count(name) > 1}):
+                raise ValueError(f"{path} holds {', '.join(twice)} twice; write each array once")
             arrays = (_npz_member(archive, file, path, member) for member in members)
             return {array.name: array for array in arrays}
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
+    except _DAMAGED as error:
         message = f"{path} is not a readable .npz file ({error}): it was cut off or damaged; write it again"
         raise ValueError(message) from error
 
@@ -181,7 +218,7 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         with safe_open(path, "np"), path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            return json.loads(file.read(length)), 8 + length
+            return parse_json(file.read(length), f"the header of {path}", dict), 8 + length
     except SafetensorError as error:
         message = f"{path} is not a readable .safetensors file ({error}): it was cut off or damaged; write it again"
         raise ValueError(message) from error
@@ -197,6 +234,9 @@ def _open_safetensors(path: Path) -> dict[str, MappedArray]:
         if kind not in SAFETENSORS_TYPES:
             types = ", ".join(SAFETENSORS_TYPES)
             raise ValueError(f"array {name!r} of {path} has type {kind}; store it as one of {types}")
+        numbers = [*entry["shape"], *entry["data_offsets"]]
+        if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
+            raise ValueError(f"array {name!r} of {path} is damaged: its shape or offset is not a number")
         offset = start + entry["data_offsets"][0]
         dtype, shape = np.dtype(SAFETENSORS_TYPES[kind]), tuple(entry["shape"])
         arrays[name] = MappedArray(path, name, dtype, shape, offset, bfloat16=kind == "BF16")

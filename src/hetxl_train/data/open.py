@@ -1,10 +1,11 @@
-"""Open data by name or path: a built-in dataset, arrays, or images."""
+"""Open data of any kind as a dataset: built in by name, or read from files and tables."""
 
 import difflib
 import inspect
 import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ import numpy as np
 
 from hetxl.functional.targets import IGNORE_INDEX
 from hetxl_train import plugins
-from hetxl_train.config import DataOptions
+from hetxl_train.config import DataOptions, TrainConfig
 from hetxl_train.data import arrays
-from hetxl_train.data.build_dataset import Plan, choose_part
+from hetxl_train.data.build_dataset import Part, Parts, Plan, assemble, choose_part
 from hetxl_train.data.dataset import Dataset, InputSpec, Split
-from hetxl_train.data.images import IMAGE_SUFFIXES, ImageSplit, find_images, load_images
+from hetxl_train.data.image_files import EncodedImages, PixelArray, require_pillow
+from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.label_noise import with_label_noise
-from hetxl_train.data.labels import Labels, printable, some
-from hetxl_train.data.manifests import TABLE_SUFFIXES, find_column, parquet_columns
+from hetxl_train.data.labels import Labels, RawLabels, printable, some
 from hetxl_train.data.mapped_arrays import MappedArray, open_arrays
+from hetxl_train.data.preprocessing import transform_of
+from hetxl_train.data.read import Data, existing, read_data
+from hetxl_train.data.remote import is_remote
+from hetxl_train.data.shards import is_shards
+from hetxl_train.data.tables import AUTO, LABELS, Columns
+from hetxl_train.data.text import TextSplit, Tokenizer
+from hetxl_train.data.transforms import GREY, PLAIN, ImageTransform, Preprocessing
 
 BUILT_IN = {
     "pycode": "hetxl_train.data.pycode:load_pycode",
@@ -64,12 +72,34 @@ def _parse(text: str) -> Value:
     return text
 
 
-def open_data(options: DataOptions) -> Dataset:
-    """Open the dataset that a configuration names, with the label noise that it asks for."""
-    name, written = split_spec(options.data)
+def columns_of(options: DataOptions) -> Columns:
+    """Return the columns that a configuration names."""
+    return Columns(options.features_column, options.label_column, options.split_column, options.text_column)
+
+
+def tokenizer_of(options: TrainConfig) -> Tokenizer | None:
+    """Return the tokenizer of a configuration's backbone; None if it is not one of transformers."""
+    library, _, model = options.backbone.partition(":")
+    return Tokenizer(model, options.text_length) if library == "hf" and model else None
+
+
+def _transform_of(options: TrainConfig) -> ImageTransform | None:
+    """Return the transform of a configuration; None if nothing in it says what images become."""
+    transform = transform_of(options)
+    return None if transform == ImageTransform() and options.image_size is None else transform
+
+
+def open_data(options: TrainConfig, transform: ImageTransform | None = None, data: Data | None = None) -> Dataset:
+    """Open the dataset that a configuration names, with the label noise that it asks for.
+
+    A trained run reads images by the transform that it was trained with; None is that of its configuration. `data` is
+    opened in place of what the configuration names: a DataFrame, for example.
+    """
+    name, written = split_spec(options.data) if data is None else (data, {})
     arguments: dict[str, Any] = {"labels": options.labels, "validation": options.validation, "test": options.test}
     arguments |= written  # options behind the name take precedence: `labels` may be one of them
-    dataset = open_dataset(name, image_size=options.image_size, seed=options.data_seed, **arguments)
+    opening = {"transform": transform or _transform_of(options), "tokenizer": tokenizer_of(options)}
+    dataset = open_dataset(name, **opening, columns=columns_of(options), seed=options.data_seed, **arguments)
     if dataset.not_for_training is not None:
         raise ValueError(f"data {options.data!r}: {dataset.not_for_training}")
     if options.label_noise == "none":
@@ -78,13 +108,14 @@ def open_data(options: DataOptions) -> Dataset:
 
 
 def open_dataset(
-    data: str | os.PathLike[str],
+    data: Data,
     *,
     labels: str | os.PathLike[str] | None = None,
-    validation: str | os.PathLike[str] | None = None,
-    test: str | os.PathLike[str] | None = None,
-    image_size: int = 224,
-    grey: bool = False,
+    validation: Data | None = None,
+    test: Data | None = None,
+    transform: ImageTransform | None = None,
+    tokenizer: Tokenizer | None = None,
+    columns: Columns = AUTO,
     seed: int = 0,
     cache: Path | None = None,
     classes: Sequence[str] | int | None = None,
@@ -93,18 +124,20 @@ def open_dataset(
     """Open a dataset to train on or to evaluate.
 
     Args:
-        data: "pycode", "synthetic", a dataset that another package adds (`hetxl_train.plugins`), or the path of
-            arrays (`hetxl_train.data.arrays`) or images (`hetxl_train.data.images`).
+        data: "pycode", "synthetic", a dataset that another package adds (`hetxl_train.plugins`), or data of any kind
+            of `hetxl_train.data.read`: a path, an address, `hf:NAME`, a DataFrame, a `datasets.Dataset`.
         labels: a file with the labels of a .npy file of features; or the option of that name of a built-in dataset.
         validation: the path of the validation rows, if `data` does not hold them.
         test: the path of the test rows, if `data` does not hold them.
-        grey: whether to convert images to greyscale, as a model of greyscale images needs it.
+        transform: what images go through; None for arrays of images as they are, and the usual one for others.
+        tokenizer: of the model that reads texts.
+        columns: of a table, or keys of arrays, if they are not to be found by their names and types.
         seed: of the split of data that has none, and of built-in datasets.
         cache: directory for files that can be made again; by default $HETXL_CACHE, or ~/.cache/hetxl.
         classes: class names of a trained run, to get the same ids; other labels are an error. A number is the option
             of built-in datasets: how many classes they have.
-        **options: of a built-in dataset; for arrays `check` (search for NaN, True by default); for images `mean` and
-            `std`; for both `whole` (use data without splits as one test split, False by default).
+        **options: of a built-in dataset; for data from files `check` (search for NaN, True by default) and
+            `whole` (use data without splits as one test split, False by default).
     """
     if isinstance(data, str) and data in BUILT_IN:
         files = {"labels": labels, "validation": validation, "test": test}
@@ -114,18 +147,78 @@ def open_dataset(
         raise TypeError(
             f"classes must be names for data from files, found {classes}; a number is for {', '.join(names)} and {last}"
         )
-    path = _existing(data)
     plan = Plan(seed, classes, bool(options.pop("whole", False)))
-    others = {"validation": _optional(validation, "validation"), "test": _optional(test, "test")}
-    if _holds_arrays(path):
-        check_options(options, ("check", "whole"), os.fspath(data))
-        return arrays.load_arrays(path, plan, labels=_optional(labels, "labels"), cache=cache, **others, **options)
-    check_options(options, ("mean", "std", "whole"), os.fspath(data))
-    if labels is not None:
+    check_options(options, ("check", "whole"), str(data))
+    read = partial(read_data, columns=columns, cache=cache, known=BUILT_IN)
+    parts = read(data, labels=_optional(labels, "labels"))
+    name = printable(_stem(data))
+    for split, other in {"validation": validation, "test": test}.items():
+        if other is not None:
+            parts = _with_split(parts, str(data), split, other, read(_address(other, split)))
+    input, make = _splits_of(parts, transform, tokenizer, bool(options.get("check", True)))
+    labelled = {split: (part, _require_labels(part, str(data))) for split, part in parts.by_split.items()}
+    return assemble(name, input, labelled, make, plan, parts.class_names, parts.notes)
+
+
+def _stem(data: Data) -> str:
+    """Return a name for data: the stem of its path."""
+    return Path(os.fspath(data).removeprefix("hf:")).stem if isinstance(data, str | os.PathLike) else "table"
+
+
+def _with_split(parts: Parts, name: str, split: str, other: Any, added: Parts) -> Parts:
+    """Return parts with those of another file for a split."""
+    if split in parts.by_split:
+        raise ValueError(f"{split}={other} was given, but {name} has {split} rows of its own; give one of them")
+    if added.kind != parts.kind:
+        raise ValueError(f"{split}={other} holds inputs of kind {added.kind}, but {name} of kind {parts.kind}")
+    names = parts.class_names if added.class_names is None else added.class_names
+    if parts.class_names is not None and list(names or ()) != list(parts.class_names):
+        raise ValueError(f"class_names of {other} differ from those of {name}; write the same in both")
+    by_split = {**parts.by_split, split: choose_part(added.by_split, Path(str(other)), split)}
+    return Parts(parts.kind, by_split, names, (*parts.notes, *added.notes))
+
+
+def _require_labels(part: Part, data: str) -> RawLabels:
+    if part.labels is None:
         raise ValueError(
-            f"labels={os.fspath(labels)} goes with a .npy file of features, not with images; use a manifest"
+            f"{part.inputs if isinstance(part.inputs, MappedArray) else data} has no labels: looked for "
+            f"{', '.join(LABELS[:7])}, … in the same file (another name with --label-column), or beside a .npy file as "
+            "NAME_labels.npy; or give labels=FILE"
         )
-    return load_images(path, plan, image_size=image_size, grey=grey, **others, **options)
+    return part.labels
+
+
+def _splits_of(
+    parts: Parts, transform: ImageTransform | None, tokenizer: Tokenizer | None, check: bool
+) -> tuple[InputSpec, Callable[[Part, Labels, np.ndarray | None], Split]]:
+    """Return the input of a model for these parts, and what makes a split of one of them."""
+    sources = [part.inputs for part in parts.by_split.values()]
+    if parts.kind == "image":
+        require_pillow()
+        transform = transform or _own_transform(sources)
+        make: Callable[..., Split] = partial(ImageSplit, transform=transform)
+        input = InputSpec("image", transform.shape, image=transform.preprocessing)
+    elif parts.kind == "text":
+        if tokenizer is None:
+            raise ValueError("texts need a model that reads them: use --backbone hf:NAME, or store embeddings")
+        make, input = partial(TextSplit, tokenizer=tokenizer), tokenizer.input
+    else:
+        make, input = arrays.ArraySplit, arrays.check_features(sources, check)
+
+    def make_split(part: Part, labels: Labels, rows: np.ndarray | None) -> Split:
+        if part.rows is not None:
+            rows = part.rows if rows is None else part.rows[rows]
+        return make(part.inputs, labels, rows)
+
+    return input, make_split
+
+
+def _own_transform(sources: Sequence[Any]) -> ImageTransform:
+    """Return the transform of images that none was chosen for: arrays keep their size and their channels."""
+    if not all(isinstance(source, PixelArray) for source in sources):
+        return PLAIN
+    grey = all(source.grey for source in sources)
+    return ImageTransform(max(source.size for source in sources), GREY if grey else Preprocessing(crop=1.0))
 
 
 def _open_built_in(
@@ -174,61 +267,46 @@ def _optional(path: str | os.PathLike[str] | None, argument: str) -> Path | None
     return expanded
 
 
-def _existing(data: str | os.PathLike[str]) -> Path:
-    text = os.fspath(data)
-    path = Path(text).expanduser()
-    if text and path.exists():
-        return path
-    near = difflib.get_close_matches(text, BUILT_IN, 1)
-    beside = [] if not text or not path.parent.is_dir() else os.listdir(path.parent)
-    near += [str(path.with_name(name)) for name in difflib.get_close_matches(path.name, beside, 1)] if path.name else []
-    hint = f"; did you mean {printable(near[0])!r}?" if near else ""
-    raise FileNotFoundError(
-        f"data={printable(text)!r} is neither a built-in dataset ({', '.join(BUILT_IN)}) nor an existing path{hint}"
-    )
+def _address(data: Data, argument: str) -> Data:
+    """Return other data for a split; a path of this machine must exist."""
+    if not isinstance(data, str | os.PathLike) or is_remote(data) or is_shards(str(data)) or str(data)[:3] == "hf:":
+        return data
+    return _optional(data, argument)
 
 
-def _holds_arrays(path: Path) -> bool:
-    """Whether a path is of arrays rather than of images; neither is an error."""
-    if path.is_dir():
-        return arrays.is_array_directory(path)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return find_column(parquet_columns(path), arrays.FEATURES) is not None
-    if suffix in arrays.ARRAY_SUFFIXES:
-        return True
-    if suffix in TABLE_SUFFIXES:
-        return False
-    if suffix in IMAGE_SUFFIXES:
-        raise ValueError(f"{path} is a single image; give a directory of class directories or a manifest")
-    raise ValueError(
-        f"{path} is not a known kind of data: looked for arrays ({', '.join(arrays.ARRAY_SUFFIXES)}), a manifest of "
-        f"images ({', '.join(TABLE_SUFFIXES)}), or a directory of either"
-    )
-
-
-def open_inputs(data: str | os.PathLike[str], input: InputSpec, *, cache: Path | None = None) -> Split:
+def open_inputs(
+    data: Data,
+    input: InputSpec,
+    *,
+    cache: Path | None = None,
+    columns: Columns = AUTO,
+    tokenizer: Tokenizer | None = None,
+) -> Split:
     """Open data to predict with a trained model. Labels are not needed, and ignored if present.
 
-    Of tables, parquet files and manifests, all rows are predicted, whatever their split. For features, `data` is the
-    path of arrays; for tokens, of a .npy file [n, C] or a .npz or .safetensors file with the key `tokens`; for images,
-    of a directory (all below it), a manifest or a single image. The labels of the split are all −100.
+    Of tables all rows are predicted, whatever their split; of a directory of images all below it. Tokens are in a .npy
+    file [n, C] or a .npz or .safetensors file with the key `tokens`. The labels of the split are all −100.
     """
-    path = _existing(data)
-    if input.kind == "image":
-        paths = find_images(path)
-        grey = input.shape[0] == 1
-        return ImageSplit(paths, _no_labels(len(paths)), size=input.shape[-1], grey=grey)
     if input.kind == "tokens":
-        return _open_tokens(path, input)
-    if not _holds_arrays(path):
-        raise ValueError(
-            f"{path} must hold features: a file that ends in {', '.join(arrays.ARRAY_SUFFIXES)} or a directory of them"
-        )
-    array = choose_part(arrays.read_parts(path, cache=cache, split_column=False).by_split, path, "test").features
-    _check_shape(array, input, array.is_float, "floating-point features")
-    arrays.check_finite(array)
-    return arrays.ArraySplit(array, _no_labels(len(array)))
+        return _open_tokens(existing(os.fspath(data), BUILT_IN), input)
+    columns = columns._replace(label=None, split=None)
+    parts = read_data(data, columns, cache=cache, labelled=False, splits=False, known=BUILT_IN)
+    if parts.kind != input.kind:
+        raise ValueError(f"{data} must hold inputs of kind {input.kind}, as the model takes; found {parts.kind}")
+    inputs = choose_part(parts.by_split, Path(_stem(data)), "test").inputs
+    labels = _no_labels(len(inputs))
+    if input.kind == "image":
+        return ImageSplit(inputs, labels, transform=input.transform)
+    if input.kind == "text" and tokenizer is not None:
+        return TextSplit(inputs, labels, tokenizer=tokenizer)
+    _check_shape(inputs, input, inputs.is_float, "floating-point features")
+    arrays.check_finite(inputs)
+    return arrays.ArraySplit(inputs, labels)
+
+
+def open_encoded(images: Sequence[bytes], input: InputSpec) -> Split:
+    """Open images that are in memory, as the contents of their files, to predict with a trained model."""
+    return ImageSplit(EncodedImages(images), _no_labels(len(images)), transform=input.transform)
 
 
 def _no_labels(count: int) -> Labels:
@@ -253,9 +331,9 @@ def _open_tokens(path: Path, input: InputSpec) -> Split:
 
 def _check_shape(array: MappedArray, input: InputSpec, right_type: bool, what: str) -> None:
     if not right_type:
-        raise TypeError(f"{array.path} must hold {what}, found {array.dtype}")
+        raise TypeError(f"{array} must hold {what}, found {array.dtype}")
     if array.shape[1:] != tuple(input.shape) or len(array) == 0:
         expected = ", ".join(map(str, ("n", *input.shape)))
         raise ValueError(
-            f"{array.path} has shape {list(array.shape)}, but the model takes [{expected}] with at least one row"
+            f"{array} has shape {list(array.shape)}, but the model takes [{expected}] with at least one row"
         )

@@ -4,7 +4,8 @@
 | --- | --- |
 | a name | pairs that another package adds (`hetxl_train.plugins`), with options as in `NAME:option=value` |
 | a directory | images at any depth, each with its caption in a .txt file of the same stem; or `ROOT/train/…`, … |
-| a manifest, `.csv`, `.jsonl` or `.parquet` | columns `path` and `caption`, and optionally `split` and `category` |
+| a table, `.csv`, `.jsonl` or `.parquet` | columns `path` (or an image) and `caption`, optionally `split`, `category` |
+| tar shards, `name-{000..123}.tar` | `KEY.jpg` and `KEY.txt`, or a caption in `KEY.json` |
 | `.npz` or `.safetensors` | `images` [n, D] and `texts` [n, D′], both computed already: locked towers; in a .npz file |
 | | `captions` [n] in place of `texts`, for a text tower that is trained, and optionally `split`, `category` |
 """
@@ -22,14 +23,19 @@ import numpy as np
 from hetxl._checks import integer_at_least
 from hetxl_train import plugins
 from hetxl_train.console import counted
-from hetxl_train.data import manifests
 from hetxl_train.data.arrays import ArraySplit, check_finite
-from hetxl_train.data.build_dataset import SPLIT_NAMES, UNSPLIT, split_name, split_rows
+from hetxl_train.data.build_dataset import SPLIT_NAMES, UNSPLIT, split_in_name, split_name, split_rows
 from hetxl_train.data.dataset import SPLITS, InputSpec, RelabelledSplit, Split, Stored
-from hetxl_train.data.images import PATH_COLUMNS, ImageSplit, Paths, find_images, require_pillow
+from hetxl_train.data.image_files import ImageSource, Paths, require_pillow
+from hetxl_train.data.image_folders import list_images
+from hetxl_train.data.images import ImageSplit
+from hetxl_train.data.label_files import names_from_array
 from hetxl_train.data.labels import Labels, printable, some
 from hetxl_train.data.mapped_arrays import MappedArray, open_arrays
 from hetxl_train.data.open import check_options, split_spec
+from hetxl_train.data.shards import TarImages, expand, index_shards, is_shards
+from hetxl_train.data.tables import SPLIT, TABLE_SUFFIXES, Table, find_column, find_input, open_table
+from hetxl_train.data.transforms import ImageTransform
 
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "title", "name")
 CATEGORY_COLUMNS = ("category", "categories", "label", "class")
@@ -163,7 +169,7 @@ def open_pairs(
     if name in plugins.entries("pairs") and not Path(name).exists():
         return plugins.load("pairs", name)(cache=cache, **({"seed": seed} | written | options))
     check_options(options, (), str(data))
-    return read_pairs(Path(data).expanduser(), image_size=image_size, seed=seed, whole=whole)
+    return read_pairs(str(data), image_size=image_size, seed=seed, whole=whole, cache=cache)
 
 
 def split_pairs(whole: Pairs, make: Callable[[np.ndarray], Split], seed: int) -> Pairs:
@@ -190,7 +196,7 @@ def split_pairs(whole: Pairs, make: Callable[[np.ndarray], Split], seed: int) ->
 class _Rows(NamedTuple):
     """Rows as read: paths or vectors of n images, their texts, and optionally a split and a category of each."""
 
-    images: Paths | MappedArray
+    images: ImageSource | MappedArray
     texts: Texts
     splits: list[str]
     categories: np.ndarray | None
@@ -201,28 +207,35 @@ class _Rows(NamedTuple):
         labels = Labels(np.arange(len(rows)))
         if isinstance(self.images, MappedArray):
             return ArraySplit(self.images, labels, rows)
-        return ImageSplit(self.images, labels, rows, size=image_size)
+        return ImageSplit(self.images, labels, rows, transform=ImageTransform(image_size))
 
 
-def read_pairs(path: Path, *, image_size: int = 64, seed: int = 0, whole: bool = False) -> Pairs:
-    """Read pairs from a directory, a manifest or arrays; the arguments are those of `open_pairs`."""
-    if not path.exists():
+def read_pairs(
+    data: str | Path, *, image_size: int = 64, seed: int = 0, whole: bool = False, cache: Path | None = None
+) -> Pairs:
+    """Read pairs from a directory, a table, shards or arrays; the arguments are those of `open_pairs`."""
+    path = Path(data).expanduser()
+    shards = is_shards(str(data))
+    if not shards and not path.exists():
         known = plugins.entries("pairs")
         names = f"neither the name of pairs ({', '.join(known)}) nor" if known else "not"
         raise FileNotFoundError(f"data={printable(str(path))!r} is {names} an existing path")
     suffix = path.suffix.lower()
-    if path.is_dir():
+    if shards:
+        require_pillow()
+        rows = _read_shards(str(data), cache)
+    elif path.is_dir():
         require_pillow()
         rows = _read_directory(path)
     elif suffix in ARRAY_SUFFIXES:
         rows = _read_arrays(path)
-    elif suffix in manifests.TABLE_SUFFIXES:
+    elif suffix in TABLE_SUFFIXES:
         require_pillow()
-        rows = _read_manifest(path)
+        rows = _read_table(open_table(path))
     else:
         raise ValueError(
-            f"{path} is not a known kind of pairs: give a directory of images with .txt files, a manifest "
-            f"({', '.join(manifests.TABLE_SUFFIXES)}) or arrays ({', '.join(ARRAY_SUFFIXES)})"
+            f"{path} is not a known kind of pairs: give a directory of images with .txt files, a table "
+            f"({', '.join(TABLE_SUFFIXES)}), shards (.tar) or arrays ({', '.join(ARRAY_SUFFIXES)})"
         )
     image = InputSpec("image", (3, image_size, image_size))
     if isinstance(rows.images, MappedArray):
@@ -245,7 +258,7 @@ def read_pairs(path: Path, *, image_size: int = 64, seed: int = 0, whole: bool =
 
 def _read_directory(root: Path) -> _Rows:
     """Read images with a .txt file of the same stem beside them; the first directory below the root may be a split."""
-    images = find_images(root)
+    images = list_images(root)
     paths, captions, splits, without = [], [], [], []
     for index in range(len(images)):
         path = images[index]
@@ -279,27 +292,45 @@ def _read_caption(path: Path) -> str | None:
     return " ".join(text.split()) or None
 
 
-def _read_manifest(path: Path) -> _Rows:
-    columns = manifests.table_columns(path)
-    manifests.require_column(path, columns, PATH_COLUMNS)
-    caption = manifests.require_column(path, columns, CAPTION_COLUMNS)
-    images = find_images(path)
-    split, category = (manifests.find_column(columns, k) for k in (manifests.SPLIT_COLUMNS, CATEGORY_COLUMNS))
+def _read_table(table: Table) -> _Rows:
+    images, kind = find_input(table, [name for name in table.kinds if find_column([name], CAPTION_COLUMNS) is None])
+    if kind != "image":
+        raise ValueError(
+            f"{table.source} must have a column of images or paths of images; its columns: {table.listed()}"
+        )
+    caption = find_column([name for name in table.kinds if name != images], CAPTION_COLUMNS)
+    if caption is None:
+        names = " or ".join(CAPTION_COLUMNS)
+        raise ValueError(f"{table.source} must have a column {names}; its columns: {table.listed()}")
+    split, category = (find_column(table.kinds, names) for names in (SPLIT, CATEGORY_COLUMNS))
     chosen = [name for name in (caption, split, category) if name is not None]
     captions, splits, categories = [], [], []
-    with closing(counted(manifests.table_rows(path, chosen), f"Reading {path}")) as rows:
+    with closing(counted(table.rows(chosen), f"Reading {table.source}")) as rows:
         for number, values in enumerate(rows, 1):
             row = dict(zip(chosen, values, strict=True))
             text = " ".join(row[caption].split()) if isinstance(row[caption], str) else ""
             if not text:
-                raise ValueError(f"{path}, row {number} (counted from 1) must have a caption, found {row[caption]!r}")
+                row_name = f"{table.source}, row {number} (counted from 1)"
+                raise ValueError(f"{row_name} must have a caption, found {row[caption]!r}")
             captions.append(text)
-            splits.append(split_name(path, row[split], number) if split is not None else UNSPLIT)
+            splits.append(split_name(table.source, row[split], number) if split is not None else UNSPLIT)
             categories.append(str(row[category]).strip() if category is not None else "")
     if not captions:
-        raise ValueError(f"{path} has no rows")
+        raise ValueError(f"{table.source} has no rows")
     numbers = None if category is None else np.unique(categories, return_inverse=True)[1].astype(np.int64)
-    return _Rows(images, Texts(captions=captions), splits, numbers)
+    return _Rows(table.images(images), Texts(captions=captions), splits, numbers)
+
+
+def _read_shards(data: str, cache: Path | None) -> _Rows:
+    """Read shards of images with captions, KEY.txt or a caption in KEY.json; the split is in their names."""
+    addresses = expand(data)
+    indices = index_shards(addresses, cache=cache)
+    captions = [caption for index in indices for caption in index.captions]
+    if "" in captions:
+        name = TarImages(addresses, indices).name(captions.index(""))
+        raise ValueError(f"{name} has no caption: looked for KEY.txt and a caption in KEY.json")
+    splits = [split_in_name(address) for address, index in zip(addresses, indices, strict=True) for _ in index.starts]
+    return _Rows(TarImages(addresses, indices), Texts(captions=captions), splits, None)
 
 
 def _read_arrays(path: Path) -> _Rows:
@@ -323,10 +354,10 @@ def _read_arrays(path: Path) -> _Rows:
             raise ValueError(
                 f"{arrays[name]} has {len(arrays[name]):,} rows, but 'images' has {count:,}; give one for each image"
             )
-    texts = Texts(None if captions is None else manifests.names_from_array(captions), vectors)
+    texts = Texts(None if captions is None else names_from_array(captions), vectors)
     splits = [UNSPLIT] * count
     if "split" in arrays:
-        names = manifests.names_from_array(arrays["split"])
+        names = names_from_array(arrays["split"])
         splits = [split_name(path, name, row) for row, name in enumerate(names, 1)]
     categories = None
     if "category" in arrays:

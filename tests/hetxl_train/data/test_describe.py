@@ -14,8 +14,10 @@ from rich.console import Console
 from hetxl_train.data import open_dataset
 from hetxl_train.data.arrays import ArraySplit
 from hetxl_train.data.dataset import Dataset, InputSpec
-from hetxl_train.data.describe import changes, describe, find_duplicates, fingerprint
-from hetxl_train.data.images import ImageSplit, Paths
+from hetxl_train.data.describe import describe, find_duplicates
+from hetxl_train.data.fingerprint import changes, fingerprint
+from hetxl_train.data.image_files import Paths
+from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.mapped_arrays import open_arrays
 from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
@@ -61,7 +63,7 @@ def test_as_dict_is_json(tmp_path):
     description = describe(dataset_of(tmp_path, NAMES, ("a note",), train=TRAIN)).as_dict()
     assert json.loads(json.dumps(description)) == description
     assert description["classes"] == 5
-    assert description["input"] == {"kind": "features", "shape": [3], "vocabulary": 0}
+    assert description["input"] == {"kind": "features", "shape": [3], "vocabulary": 0, "image": None}
     assert description["notes"] == ["a note"]
     assert description["duplicates"]["looked_at"] == {"train": 71}
 

@@ -1,4 +1,4 @@
-"""Images: every mode decoded to the right colours, crops by seed, unreadable files, directories and manifests."""
+"""Images: every mode decoded to the right colours, unreadable files, directories and manifests."""
 
 import csv
 import json
@@ -15,26 +15,20 @@ import pytest
 import torch
 from PIL import Image
 
-from hetxl_train.data.build_dataset import Plan
-from hetxl_train.data.images import (
-    ImageSplit,
-    Paths,
-    centre_box,
-    find_images,
-    load_images,
-    random_box,
-    read_directory,
-    read_image,
-    read_manifest,
-)
+from hetxl_train.data import open_dataset
+from hetxl_train.data.image_files import Paths, read_image
+from hetxl_train.data.image_folders import read_directory
+from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.labels import Labels
+from hetxl_train.data.read import read_data
+from hetxl_train.data.transforms import ImageTransform
 
 RED, SIZE = (200, 30, 40), (48, 32)
 
 
-def split_of(*paths, **options):
-    options = {"size": 16, "mean": (0, 0, 0), "std": (1, 1, 1), **options}
-    return ImageSplit(Paths(map(str, paths)), Labels(np.zeros(len(paths), dtype=np.int64)), **options)
+def split_of(*paths):
+    labels = Labels(np.zeros(len(paths), dtype=np.int64))
+    return ImageSplit(Paths(map(str, paths)), labels, transform=ImageTransform(16))
 
 
 def claim_size(source, target, width, height):
@@ -93,65 +87,17 @@ def test_exif_orientation_is_applied(tmp_path):
     assert (pixels[:, :-10] == 0).all()
 
 
-def test_evaluation_crops_the_centre(tmp_path):
-    pixels = np.zeros((64, 128, 3), dtype=np.uint8)
-    pixels[:, 32:96] = RED  # the centre is 56 wide
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    fetched = split_of(tmp_path / "a.png").fetch(np.array([0]))
-    assert (fetched.inputs.shape, fetched.inputs.dtype) == ((1, 3, 16, 16), torch.float32)
-    expected = torch.tensor(RED)[None, :, None, None].expand(1, 3, 16, 16) / 255
-    torch.testing.assert_close(fetched.inputs, expected)
-    normalised = split_of(tmp_path / "a.png", mean=(0.5, 0.5, 0.5), std=(0.1, 0.2, 0.4)).fetch(np.array([0])).inputs
-    torch.testing.assert_close(normalised, (expected - 0.5) / torch.tensor([0.1, 0.2, 0.4])[None, :, None, None])
-
-
-def test_crops_depend_only_on_the_seed(tmp_path):
+def test_images_depend_only_on_the_seed(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.png", "b.png"):
         Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(tmp_path / name)
     split = split_of(tmp_path / "a.png", tmp_path / "b.png")
     both = split.fetch(np.array([0, 1]), np.array([5, 6])).inputs
+    assert (both.shape, both.dtype) == ((2, 3, 16, 16), torch.float32)
     assert torch.equal(split.fetch(np.array([1, 0]), np.array([6, 5])).inputs.flip(0), both)
     assert not torch.equal(split.fetch(np.array([0]), np.array([7])).inputs, both[:1])
-    assert split.fetch(np.array([0]), np.array([-1])).inputs.shape == (1, 3, 16, 16)
     copy = pickle.loads(pickle.dumps(split))
     assert torch.equal(copy.fetch(np.array([0, 1]), np.array([5, 6])).inputs, both)
-
-
-def test_random_boxes_lie_inside_and_have_the_drawn_shares():
-    rng = np.random.default_rng(0)
-    areas, ratios = [], []
-    for _ in range(500):
-        left, top, right, bottom = random_box(250, 200, rng)
-        assert 0 <= left < right <= 250
-        assert 0 <= top < bottom <= 200
-        areas.append((right - left) * (bottom - top) / 50_000)
-        ratios.append((right - left) / (bottom - top))
-    assert 0.07 < min(areas) < 0.12
-    assert 0.9 < max(areas) <= 1
-    assert 0.74 < min(ratios) < 0.8
-    assert 1.25 < max(ratios) < 1.35
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 2)])
-def test_images_of_odd_sizes(tmp_path, size):
-    Image.new("RGB", size, RED).save(tmp_path / "a.png")
-    split = split_of(tmp_path / "a.png")
-    for seeds in (None, np.array([3])):
-        inputs = split.fetch(np.array([0]), seeds).inputs
-        torch.testing.assert_close(inputs, (torch.tensor(RED) / 255)[None, :, None, None].expand_as(inputs))
-    for box in (centre_box(*size), random_box(*size, np.random.default_rng(0))):
-        assert 0 <= box[0] < box[2] <= size[0]
-        assert 0 <= box[1] < box[3] <= size[1]
-
-
-def test_half_of_the_crops_are_flipped(tmp_path):
-    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
-    pixels[:] = np.linspace(0, 255, 32).astype(np.uint8)[None, :, None]
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    inputs = split_of(tmp_path / "a.png").fetch(np.zeros(200, dtype=int), np.arange(200)).inputs
-    turned = (inputs[:, 0, 8, 0] > inputs[:, 0, 8, -1]).float().mean()
-    assert 0.4 < turned < 0.6
 
 
 def test_unreadable_files_are_left_out_and_listed(tmp_path):
@@ -221,41 +167,15 @@ def test_paths_behave_like_a_list():
     paths = Paths(names)
     assert (list(paths), len(paths)) == (names, 4)
     assert list(Paths([])) == []
-    with pytest.raises(IndexError, match="path 4 of 4"):
+    with pytest.raises(IndexError, match="text 4 of 4"):
         paths[4]
     assert len(pickle.dumps(Paths(["some/file.jpg"] * 1000))) < 1000 * 24
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 0}, "image_size must be at least 1, found 0"),
-        ({"std": (1, 0, 1)}, "mean and std"),
-        ({"mean": (1,)}, "mean"),
-    ],
-)
-def test_invalid_options_raise(options, message):
-    with pytest.raises(ValueError, match=message):
-        split_of("a", **options)
 
 
 def test_missing_pillow_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"images need Pillow: pip install pillow"):
         split_of("a")
-
-
-def test_greyscale_images_keep_their_edges(tmp_path):
-    columns = np.linspace(0, 255, 48).astype(np.uint8)
-    Image.fromarray(np.tile(columns, (32, 1))).save(tmp_path / "grey.png")
-    Image.new("RGB", SIZE, (255, 0, 0)).save(tmp_path / "red.png")
-    split = split_of(tmp_path / "grey.png", tmp_path / "red.png", grey=True, size=32)
-    grey, red = split.fetch(np.arange(2)).inputs
-    assert grey.shape == (1, 32, 32)
-    np.testing.assert_allclose(grey[0, 5], columns[8:40] / 127.5 - 1, atol=1e-6)  # the square in the middle
-    np.testing.assert_allclose(red, 0.299 * 2 - 1, atol=0.01)  # as bright as red is
-    assert split.fetch(np.arange(2), np.array([3, 4])).inputs.shape == (2, 1, 32, 32)
-    assert split.fetch(np.empty(0, dtype=np.int64)).inputs.shape == (0, 1, 32, 32)
 
 
 NAMES = ["<script>", "a, b", "c\nd", "ünïcode"]
@@ -284,7 +204,7 @@ def classes_of(dataset):
 
 
 def test_class_directories_are_read(tmp_path):
-    dataset = load_images(fill(tmp_path), image_size=4)
+    dataset = open_dataset(fill(tmp_path), transform=ImageTransform(4))
     assert dataset.class_names == NAMES
     assert [len(split) for split in dataset.splits.values()] == [32, 4, 4]
     assert (dataset.input.kind, dataset.input.shape) == ("image", (3, 4, 4))
@@ -299,22 +219,22 @@ def test_split_directories_are_read(tmp_path):
     for split, count in (("train", 3), ("val", 2), ("Test", 1)):
         fill(tmp_path / split, count=count)
     (tmp_path / "devkit").mkdir()
-    dataset = load_images(tmp_path)
+    dataset = open_dataset(tmp_path)
     assert {split: len(part) for split, part in dataset.splits.items()} == {"train": 12, "validation": 8, "test": 4}
     assert all(label == folder for label, folder in classes_of(dataset))
     assert dataset.notes == ("left out directories that are not a split: 1",)
 
 
 def test_classes_may_be_named_like_splits(tmp_path):
-    assert load_images(fill(tmp_path / "a", ["train", "plane", "test"])).class_names == ["plane", "test", "train"]
-    assert load_images(fill(tmp_path / "b", ["train", "test"])).class_names == ["test", "train"]
+    assert open_dataset(fill(tmp_path / "a", ["train", "plane", "test"])).class_names == ["plane", "test", "train"]
+    assert open_dataset(fill(tmp_path / "b", ["train", "test"])).class_names == ["test", "train"]
 
 
 def test_two_directories_for_one_split_raise(tmp_path):
     for split in ("train", "val", "valid"):
         fill(tmp_path / split)
     with pytest.raises(ValueError, match="directories 'val' and 'valid' are both the validation split; rename one"):
-        load_images(tmp_path)
+        open_dataset(tmp_path)
 
 
 def test_left_out_files_are_counted(tmp_path):
@@ -338,7 +258,7 @@ def test_left_out_files_are_counted(tmp_path):
         "left out links that lead back to a parent directory: 1",
         "class directories without images: 1 ('empty')",
     ]
-    assert load_images(tmp_path).class_names == ["cat", "dog"]
+    assert open_dataset(tmp_path).class_names == ["cat", "dog"]
 
 
 def test_links_to_other_directories_are_followed(tmp_path):
@@ -355,7 +275,7 @@ def test_class_names_with_undecodable_bytes(tmp_path):
     for number in range(10):
         Image.new("RGB", (8, 8)).save(os.fsdecode(name + b"/%d.png" % number))
     fill(tmp_path, ["good"])
-    dataset = load_images(tmp_path)
+    dataset = open_dataset(tmp_path)
     assert dataset.class_names == ["bad\\udcff", "good"]
     json.dumps(dataset.class_names).encode()
     assert all(not split.fetch(np.arange(len(split))).unreadable for split in dataset.splits.values())
@@ -372,24 +292,24 @@ def test_order_does_not_depend_on_the_disk(tmp_path):
 def test_directories_without_images_raise(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(ValueError, match=r"has no images: looked for .*/CLASS/… and .*/train/CLASS/…"):
-        load_images(tmp_path)
+        open_dataset(tmp_path)
     with pytest.raises(ValueError, match="has no images; looked for"):
-        find_images(tmp_path)
+        read_data(tmp_path, labelled=False)
 
 
 def test_other_directories_for_splits_and_classes_of_a_run(tmp_path):
     fill(tmp_path / "a", ["cat", "dog"])
     fill(tmp_path / "b", ["dog"], 3)
-    dataset = load_images(tmp_path / "a", test=tmp_path / "b")
+    dataset = open_dataset(tmp_path / "a", test=tmp_path / "b")
     assert dataset.splits["test"].labels.ids.tolist() == [1, 1, 1]
-    whole = load_images(tmp_path / "b", Plan(classes=["ant", "cat", "dog"], whole=True))
+    whole = open_dataset(tmp_path / "b", classes=["ant", "cat", "dog"], whole=True)
     assert whole.splits["test"].labels.ids.tolist() == [2, 2, 2]
     fill(tmp_path / "c" / "train", ["cat", "dog"])
     fill(tmp_path / "c" / "test", ["cat", "dog"])
     with pytest.raises(ValueError, match=r"test=.* was given, but .* has test rows of its own"):
-        load_images(tmp_path / "c", test=tmp_path / "b")
+        open_dataset(tmp_path / "c", test=tmp_path / "b")
     with pytest.raises(ValueError, match="holds 'test', 'train' rows, but none for validation"):
-        load_images(tmp_path / "a", validation=tmp_path / "c")
+        open_dataset(tmp_path / "a", validation=tmp_path / "c")
 
 
 def write(path, rows):
@@ -412,7 +332,7 @@ def test_manifests_are_read(tmp_path, suffix):
         save_image(tmp_path / "files" / f"{number}, x.png")
         split = ("train", "val", "test")[number // 4]
         rows.append({"image": f"files/{number}, x.png", "class": name, "split": split})
-    dataset = load_images(write(tmp_path / f"data{suffix}", rows))
+    dataset = open_dataset(write(tmp_path / f"data{suffix}", rows))
     assert dataset.class_names == NAMES
     assert {split: len(part) for split, part in dataset.splits.items()} == {"train": 4, "validation": 4, "test": 4}
     assert dataset.splits["test"].show(1).image == str(tmp_path / "files" / "9, x.png")
@@ -424,7 +344,7 @@ def test_manifests_with_several_labels(tmp_path):
     save_image(tmp_path / "a.png")
     for suffix, labels in ((".csv", "x|y"), (".jsonl", ["x", "y"])):
         path = write(tmp_path / f"m{suffix}", [{"path": "a.png", "labels": labels}] * 20)
-        dataset = load_images(path)
+        dataset = open_dataset(path)
         assert dataset.multi_label
         assert dataset.class_names == ["x", "y"]
         assert dataset.splits["test"].labels.offsets.tolist() == [0, 2, 4]
@@ -433,8 +353,8 @@ def test_manifests_with_several_labels(tmp_path):
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
-        ({"path": "a.png", "name": "x"}, ValueError, "must have a column label or"),
-        ({"where": "a.png", "label": "x"}, ValueError, "must have a column path or image or file"),
+        ({"path": "a.png", "id": "1", "x": "y"}, ValueError, "must have a column of labels .*'id' \\(text\\)"),
+        ({"label": "x"}, ValueError, "must have a column of inputs: .* its columns: 'label'"),
         ({"path": "", "label": "x"}, ValueError, r"m.csv, row 1 \(counted from 1\) must have a path, found ''"),
         ({"path": "a.png", "label": ""}, ValueError, "m.csv has no label in row 1"),
         ({"path": "a.png", "label": "x", "split": "tset"}, ValueError, "has the split 'tset'; use train"),
@@ -448,16 +368,20 @@ def test_manifests_with_several_labels(tmp_path):
 def test_invalid_manifests_raise(tmp_path, row, error, message):
     save_image(tmp_path / "a.png")
     with pytest.raises(error, match=message):
-        read_manifest(write(tmp_path / "m.csv", [row]))
+        read_data(write(tmp_path / "m.csv", [row]))
 
 
 def test_a_manifest_without_rows(tmp_path):
     (tmp_path / "m.csv").write_text("path,label\n")
     with pytest.raises(ValueError, match=r"m.csv has no rows"):
-        read_manifest(tmp_path / "m.csv")
+        read_data(tmp_path / "m.csv")
 
 
-def test_find_images_lists_directories_recursively(tmp_path):
+def find_images(path):
+    return read_data(path, labelled=False).by_split[""].inputs
+
+
+def test_images_without_labels_are_found_at_any_depth(tmp_path):
     fill(tmp_path / "a", ["x", "y"], 2)
     save_image(tmp_path / "a" / "top.png")
     assert [os.path.relpath(path, tmp_path / "a") for path in find_images(tmp_path / "a")] == [

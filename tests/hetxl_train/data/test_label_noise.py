@@ -21,6 +21,7 @@ from hetxl_train.data.label_noise import (
     with_label_noise,
 )
 from hetxl_train.data.synthetic import FeatureSplit
+from hetxl_train.data.transforms import ImageTransform
 
 CLASSES, ROWS = 12, 6000
 
@@ -187,7 +188,7 @@ def test_unreadable_images_do_not_stop_the_noise(tmp_path, kind):
     for path in paths:
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
     (tmp_path / "3.png").write_bytes(b"no image")
-    split = ImageSplit(paths, Labels(np.arange(24) % 3), size=8)
+    split = ImageSplit(paths, Labels(np.arange(24) % 3), transform=ImageTransform(8))
     dataset = Dataset("images", InputSpec("image", (3, 8, 8)), ["a", "b", "c"], {"train": split})
     noisy = with_label_noise(dataset, kind, 0.5).splits["train"]
     assert noisy.workers
@@ -351,7 +352,7 @@ def test_near_classes_of_images(tmp_path):
             Image.fromarray(pixels).save(paths[-1])
             ids.append(number)
     (tmp_path / "dark0.png").write_bytes(b"no image")
-    split = ImageSplit(paths, Labels(np.array(ids)), size=20)
+    split = ImageSplit(paths, Labels(np.array(ids)), transform=ImageTransform(20))
     spec = InputSpec("image", (3, 20, 20))
     assert near_classes(split, spec, 4, 1).ravel().tolist() == [1, 0, 3, 2]
 
@@ -359,7 +360,9 @@ def test_near_classes_of_images(tmp_path):
 def test_images_per_class_are_limited(tmp_path, monkeypatch):
     monkeypatch.setattr("hetxl_train.data.label_noise.IMAGES_PER_CLASS", 2)
     Image.new("RGB", (8, 8)).save(tmp_path / "one.png")
-    split = ImageSplit([str(tmp_path / "one.png")] * 20, Labels(np.repeat(np.arange(4), 5)), size=8)
+    split = ImageSplit(
+        [str(tmp_path / "one.png")] * 20, Labels(np.repeat(np.arange(4), 5)), transform=ImageTransform(8)
+    )
     read = []
     fetch = split.fetch
     monkeypatch.setattr(split, "fetch", lambda rows: read.extend(rows) or fetch(rows))

@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hetxl_train.config import DataOptions
+from hetxl_train.config import TrainConfig
 from hetxl_train.data import BUILT_IN, InputSpec, open_dataset, open_inputs
 from hetxl_train.data import open as module
 from hetxl_train.data.label_noise import NoisySplit
 from hetxl_train.data.open import open_data, split_spec
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import ImageTransform, Preprocessing
 
 FEATURES = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 
@@ -41,8 +42,9 @@ def test_arrays_and_images(tmp_path):
             InputSpec("features", (3,)),
             ["cat", "dog"],
         )
-    dataset = open_dataset(images(tmp_path / "images"), image_size=4, mean=(0, 0, 0), std=(1, 1, 1))
-    assert dataset.input == InputSpec("image", (3, 4, 4))
+    preprocessing = Preprocessing((0, 0, 0), (1, 1, 1))
+    dataset = open_dataset(images(tmp_path / "images"), transform=ImageTransform(4, preprocessing))
+    assert dataset.input == InputSpec("image", (3, 4, 4), image=preprocessing)
     assert dataset.splits["train"].fetch(np.array([0])).inputs.abs().max() == 0
 
 
@@ -126,10 +128,8 @@ def test_unknown_paths_raise(tmp_path):
 def test_options_of_other_data_raise(tmp_path):
     with pytest.raises(TypeError, match="has no option 'chek', only check, whole; did you mean 'check'"):
         open_dataset(arrays(tmp_path), chek=False)
-    with pytest.raises(TypeError, match="has no option 'check', only mean, std, whole"):
-        open_dataset(images(tmp_path / "p"), check=False)
-    with pytest.raises(ValueError, match=r"goes with a .npy file of features, not with images"):
-        open_dataset(tmp_path / "p", labels=arrays(tmp_path))
+    with pytest.raises(ValueError, match=r"goes with a .npy file of features"):
+        open_dataset(images(tmp_path / "p"), labels=arrays(tmp_path))
 
 
 def test_features_to_predict(tmp_path):
@@ -146,7 +146,7 @@ def test_features_to_predict(tmp_path):
     np.save(tmp_path / "c.npy", np.zeros((2, 3), dtype=int))
     with pytest.raises(TypeError, match="must hold floating-point features, found int64"):
         open_inputs(tmp_path / "c.npy", InputSpec("features", (3,)))
-    with pytest.raises(ValueError, match="must hold features: a file that ends in"):
+    with pytest.raises(ValueError, match="must hold inputs of kind features, as the model takes; found image"):
         open_inputs(images(tmp_path / "p"), InputSpec("features", (3,)))
 
 
@@ -225,7 +225,7 @@ def test_loaders_declare_their_options(monkeypatch):
 
 
 def test_open_data_of_a_configuration(monkeypatch):
-    options = DataOptions(data="synthetic:rows=200", data_seed=3, label_noise="symmetric", label_noise_rate=0.5)
+    options = TrainConfig(data="synthetic:rows=200", data_seed=3, label_noise="symmetric", label_noise_rate=0.5)
     train = open_data(options).splits["train"]
     assert isinstance(train, NoisySplit)
     assert (len(train), train.noise.seed, train.noise.rate) == (180, 3, 0.5)
