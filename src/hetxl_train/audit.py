@@ -19,13 +19,15 @@ from hetxl._files import read_json, whole_file, write_arrays, write_json
 from hetxl._seeds import derive_seed
 from hetxl.functional import IGNORE_INDEX
 from hetxl.metrics.audit import Audit, AuditBuilder
+from hetxl.metrics.neighbours import Neighbours, reference_rows
 from hetxl.metrics.records import MAX_BYTES
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset, PartSplit, Split
 from hetxl_train.data.label_noise import NoisySplit, with_label_noise
-from hetxl_train.data.manifests import SEPARATOR
-from hetxl_train.data.open import BUILT_IN, open_dataset, split_spec
+from hetxl_train.data.labels import SEPARATOR
+from hetxl_train.data.open import BUILT_IN, columns_of, open_dataset, split_spec, tokenizer_of
+from hetxl_train.data.preprocessing import transform_of
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate_runs import data_for
 from hetxl_train.loaders import blocks
@@ -78,7 +80,8 @@ def audit_data(
         trained = load_run(run, find_device(config.device))
         dataset = data_for(trained, config.data, config.labels)
         dataset = dataclasses.replace(dataset, splits={"train": dataset.splits["test"]})
-        audit = _predicted(trained, dataset.splits["train"], np.arange(len(dataset.splits["train"])), config, console)
+        rows = np.arange(len(dataset.splits["train"]))
+        audit = _predicted(trained, dataset.splits["train"], rows, rows, config, console)
     split = dataset.splits["train"]
     wrong = None
     if isinstance(split, NoisySplit):
@@ -103,7 +106,8 @@ def _whole(config: TrainConfig) -> Dataset:
     if name not in BUILT_IN:
         options["whole"] = True
     arguments: dict[str, Any] = {"labels": config.labels, "seed": config.data_seed} | options
-    dataset = open_dataset(name, image_size=config.image_size, **arguments)
+    arguments |= {"columns": columns_of(config), "tokenizer": tokenizer_of(config)}
+    dataset = open_dataset(name, transform=transform_of(config), **arguments)
     rows = dataset.splits.get("train") or dataset.splits["test"]
     dataset = dataclasses.replace(dataset, splits={"train": rows})
     if config.label_noise == "none":
@@ -149,7 +153,7 @@ def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: in
         run = train(own, dataset=dataclasses.replace(dataset, splits=splits), console=Console(quiet=True))
         if not stored.exists():
             trained = load_run(run.path, find_device(config.device))
-            part = _predicted(trained, split, np.flatnonzero(fold == number), config, console)
+            part = _predicted(trained, split, np.flatnonzero(fold == number), others, config, console)
             write_arrays(stored, dataclasses.asdict(part))
         with np.load(stored, allow_pickle=False) as file:
             parts.append(Audit(**file))
@@ -157,20 +161,35 @@ def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: in
 
 
 @torch.no_grad()
-def _predicted(trained: Trained, split: Split, rows: np.ndarray, config: TrainConfig, console: Console) -> Audit:
-    """Predict some rows of a split and return what an audit keeps of that."""
+def _predicted(
+    trained: Trained, split: Split, rows: np.ndarray, reference: np.ndarray, config: TrainConfig, console: Console
+) -> Audit:
+    """Predict some rows of a split, compare them with a reference, and return what an audit keeps of that."""
     model = trained.model
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(derive_seed(config.seed, 22))
     builder, size = AuditBuilder(trained.link), max(1, MAX_BYTES // (4 * len(trained.class_names)))
+    neighbours = _neighbours(trained, split, reference, config)
     with console.bar("predicting", len(rows)) as bar:
-        for features, batch in feature_batches(model.backbone, split, rows, config.workers, device):
+        for batch_features, batch in feature_batches(model.backbone, split, rows, config.workers, device):
             for start in range(0, len(batch), size):
-                some = batch[start : start + size]
-                prediction = model.head.predict(features[start : start + size].to(device), generator=generator)
-                builder.add(prediction, split.labels.take(some), some)
+                some, features = batch[start : start + size], batch_features[start : start + size].to(device)
+                prediction = model.head.predict(features, generator=generator)
+                builder.add(prediction, split.labels.take(some), some, neighbours.label_frequencies(features, some))
             bar.to(int(np.searchsorted(rows, batch[-1])) + 1)
     return builder.build()
+
+
+def _neighbours(trained: Trained, split: Split, rows: np.ndarray, config: TrainConfig) -> Neighbours:
+    """Return what the audited rows are compared with: some rows of a split, as the run's backbone sees them."""
+    device = next(trained.model.parameters()).device
+    batches = feature_batches(trained.model.backbone, split, reference_rows(rows), config.workers, device)
+    features, read = zip(*batches, strict=True)
+    chosen = np.concatenate(read)
+    return Neighbours(
+        torch.cat([part.to(device) for part in features]), split.labels.take(chosen), len(trained.class_names),
+        link=trained.link, rows=chosen,
+    )  # fmt: skip
 
 
 # ---- results
@@ -181,7 +200,7 @@ def rows_of(result: AuditResult, limit: int | None = None) -> Iterator[dict[str,
     audit, names = result.audit, [*result.class_names, NONE]  # the last is that of −1
     columns = [getattr(audit, field.name)[:limit].tolist() for field in dataclasses.fields(Audit)]
     columns.append(audit.is_suspect[:limit].astype(int).tolist())
-    for row, label, suggestion, score, own, other, gain, correlation, suspect in zip(*columns, strict=True):
+    for row, label, suggestion, score, own, other, gain, correlation, near, suspect in zip(*columns, strict=True):
         shown = result.split.show(row)
         yield {
             "row": row,
@@ -189,26 +208,31 @@ def rows_of(result: AuditResult, limit: int | None = None) -> Iterator[dict[str,
             "suggestion": names[suggestion],
             "score": round(score, 6),
             "suspect": suspect,
-            "reason": reason(names[label], names[suggestion], own, other, gain, correlation),
+            "reason": reason(names[label], names[suggestion], own, other, gain, correlation, near),
             "label_probability": round(own, 6),
             "suggestion_probability": round(other, 6),
             "source": shown.image or shown.text,
         }
 
 
-def reason(label: str, suggestion: str, own: float, other: float, gain: float, correlation: float) -> str:
-    """Return in one sentence why a label is, or is not, suspicious."""
+def reason(
+    label: str, suggestion: str, own: float, other: float, gain: float, correlation: float, near: float = np.nan
+) -> str:
+    """Return in one sentence why a label is, or is not, suspicious; the numbers are those of an `Audit`."""
     if label == NONE:
-        return f"{suggestion} is not among the labels and has probability {other:.1%}"
-    if suggestion == NONE:
-        return f"{label} is among the labels and has probability {own:.1%}"
-    if own >= other:
+        notes, kind = [f"{suggestion} is not among the labels and has probability {other:.1%}"], f"have {suggestion}"
+    elif suggestion == NONE:
+        notes, kind = [f"{label} is among the labels and has probability {own:.1%}"], f"do not have {label}"
+    elif own >= other:
         return f"{label} is the most probable class, {own:.1%}"
-    notes = [f"{suggestion} has probability {other:.1%}, {label} {own:.1%}"]
-    if correlation < CONFUSED:
-        notes.append("the two are confused with each other")
-    if gain > EXPLAINED:
-        notes.append(f"without noise {label} would be {np.exp(min(gain, 50)):.2g} times less probable")
+    else:
+        notes, kind = [f"{suggestion} has probability {other:.1%}, {label} {own:.1%}"], f"are labelled {suggestion}"
+        if correlation < CONFUSED:
+            notes.append("the two are confused with each other")
+        if gain > EXPLAINED:
+            notes.append(f"without noise {label} would be {np.exp(min(gain, 50)):.2g} times less probable")
+    if near > 0:  # not NaN
+        notes.append(f"{near:.0%} of the nearest rows {kind}")
     return "; ".join(notes)
 
 

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from hetxl._checks import one_of
 from hetxl.nn import Standardize
-from hetxl.profiling.backbones import importing, unknown_model
+from hetxl.profiling.backbones import PRESETS, importing, unknown_model
+from hetxl.profiling.backbones import build_backbone as paper_backbone
 from hetxl_train.config import BACKBONES, BackboneOptions
 from hetxl_train.data.dataset import InputSpec
 
-DEFAULTS = {"features": "none", "tokens": "mlp", "image": "cnn"}
+DEFAULTS = {"features": "none", "tokens": "mlp", "image": "cnn", "text": "hf:NAME"}
 """What `--backbone auto` stands for, by the kind of input."""
+FIRST_TOKEN = ("vit", "deit")
+"""Model types of transformers whose classifiers read the first token, without the pooler that the model has alone."""
 SIZES = ("features", "width", "depth", "embedding", "dropout")
 """Options of the networks that are built here; others are as their libraries have them."""
 
@@ -140,6 +143,26 @@ class Cnn(nn.Module):
         return self.norm(self.last(self.pool(torch.relu(self.body(images))).flatten(1)))
 
 
+def layer_depths(backbone: "Backbone") -> dict[str, int]:
+    """Return for each parameter of a backbone how many layers lie above its own, 1 for the last: timm's groups of
+    layers, or for other networks the first number in a parameter's name."""
+    body: Any = backbone.body
+    names = [name for name, _ in body.named_parameters()]
+    layers: list[int] = []
+    if hasattr(body, "group_matcher"):
+        from timm.models import group_parameters
+
+        groups: Any = group_parameters(body, body.group_matcher(coarse=False), reverse=True)
+        layers = [groups[name] for name in names]
+    else:
+        numbers = [next((int(part) for part in name.split(".") if part.isdecimal()), None) for name in names]
+        last = 0  # what comes before the first numbered layer, and after the last
+        for number in numbers:
+            last = last if number is None else number + 1
+            layers.append(last)
+    return {f"body.{name}": max(layers) - layer + 1 for name, layer in zip(names, layers, strict=True)}
+
+
 class Backbone(nn.Module):
     """A network up to its features.
 
@@ -186,7 +209,8 @@ def image_network(width: int, depth: int, out_features: int, spec: InputSpec) ->
 def build_backbone(options: BackboneOptions, spec: InputSpec) -> Backbone:
     """Return the backbone that a configuration names, for inputs of a kind.
 
-    `none` is for features; `mlp` for features and tokens; `cnn`, `timm:NAME` and `hf:NAME` for images.
+    `none` is for features; `mlp` for features and tokens; `cnn`, `timm:NAME` and `hf:NAME` for images; `hf:NAME` also
+    for texts.
     """
     body, features = _body(options, spec)
     # In front of a head alone, the head itself standardises: it can be exported by itself.
@@ -200,7 +224,13 @@ def trained_part(options: BackboneOptions, spec: InputSpec) -> str:
     name = backbone_name(options, spec)
     if options.frozen or name == "none":
         return "head"
-    return "backbone" if ":" in name and options.pretrained else "network"
+    published = ":" in name and options.pretrained
+    return "backbone" if published or options.start_from is not None else "network"
+
+
+def uses_published(options: BackboneOptions) -> bool:
+    """Return whether a backbone of a library starts from published weights."""
+    return options.pretrained and options.start_from is None
 
 
 def backbone_name(options: BackboneOptions, spec: InputSpec) -> str:
@@ -214,21 +244,28 @@ def _body(options: BackboneOptions, spec: InputSpec) -> tuple[nn.Module, int]:
     name = backbone_name(options, spec)
     library, _, model = name.partition(":")
     if library in ("timm", "hf") and model:
-        _needs("image", name, spec)
+        if library == "timm" or spec.kind != "text":
+            _needs("image", name, spec)
         _refuse(options, name, *SIZES)
         return _timm(name, model, options, spec) if library == "timm" else _transformers(name, model, options, spec)
+    if name.lower() in PRESETS:  # the paper's
+        _needs("image", name, spec)
+        _refuse(options, name, *SIZES, "drop_path")
+        network = Pooled(paper_backbone(name, "cpu", spec.shape[-1]).module)
+        return network, _probed(name, network, spec)
     one_of("backbone", name, BACKBONES)
     if name == "none":
         _needs("features", name, spec)
-        _refuse(options, name, *SIZES)
+        _refuse(options, name, *SIZES, "drop_path")
         return nn.Identity(), spec.shape[0]
     if name == "cnn":
         _needs("image", name, spec)
-        _refuse(options, name, "dropout", "embedding")
+        _refuse(options, name, "dropout", "embedding", "drop_path")
         features = options.features or 256
         return image_network(options.width or 32, options.depth, features, spec), features
     if spec.kind == "image":
         raise ValueError("backbone 'mlp' is for features and tokens; for images use 'cnn', 'timm:NAME' or 'hf:NAME'")
+    _refuse(options, name, "drop_path")
     features, width = options.features or 128, options.width or 512
     if spec.kind == "features":
         _refuse(options, name, "embedding")
@@ -251,7 +288,7 @@ def _refuse(options: BackboneOptions, name: str, *unused: str) -> None:
 
 def _needs(kind: str, name: str, spec: InputSpec) -> None:
     if spec.kind != kind:
-        kinds = {"features": "features", "tokens": "tokens", "image": "images"}
+        kinds = {"features": "features", "tokens": "tokens", "image": "images", "text": "texts"}
         raise ValueError(
             f"backbone {name!r} is for {kinds[kind]}, but this data is {kinds[spec.kind]}; "
             f"use {DEFAULTS[spec.kind]!r} or leave --backbone out"
@@ -264,22 +301,35 @@ def _timm(name: str, model: str, options: BackboneOptions, spec: InputSpec) -> t
 
         if not timm.is_model(model):
             raise unknown_model(name, "timm", model, timm.list_models())
-        if options.pretrained and not timm.is_model_pretrained(model):
+        pretrained = uses_published(options)
+        if pretrained and not timm.is_model_pretrained(model):
             raise ValueError(f"backbone {name!r} has no published weights; use --no-pretrained")
-        module: Any = timm.create_model(model, num_classes=0, pretrained=options.pretrained, in_chans=spec.shape[0])
+        arguments: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained, "in_chans": spec.shape[0]}
+        configuration: Any = timm.get_pretrained_cfg(model)
+        if getattr(configuration, "fixed_input_size", False) and spec.shape[-1] != configuration.input_size[-1]:
+            arguments["img_size"] = spec.shape[-1]  # built for this size; position embeddings are resized
+        if options.drop_path:
+            arguments["drop_path_rate"] = options.drop_path
+        try:
+            module: Any = timm.create_model(model, **arguments)
+        except TypeError as error:  # a network without residual branches, for example
+            raise ValueError(f"backbone {name!r} cannot be built with these options: {error}") from None
     return module, _probed(name, module, spec)
 
 
 def _probed(name: str, body: nn.Module, spec: InputSpec) -> int:
-    """D, from one black image: libraries name it in too many ways, and an image of the wrong size raises here."""
+    """D, from one black image or text: libraries name it in too many ways, and one of the wrong size raises here."""
     training = body.training
     try:
         with torch.no_grad():
-            features = body.eval()(torch.zeros(1, *spec.shape))
+            features = body.eval()(torch.zeros(1, *spec.shape, dtype=torch.long if spec.kind == "text" else None))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        what, option = f"images of {' × '.join(map(str, spec.shape[1:]))}", "--image-size"
+        if spec.kind == "text":
+            what, option = f"texts of {spec.shape[0]} tokens", "--text-length"
         raise ValueError(
-            f"backbone {name!r} does not take images of {spec.shape[1]} × {spec.shape[2]}: "
-            f"{' '.join(str(error).split()).rstrip('.')}; change --image-size or the backbone"
+            f"backbone {name!r} does not take {what}: {' '.join(str(error).split()).rstrip('.')}; change {option} or "
+            "the backbone"
         ) from None
     body.train(training)
     if features.dim() != 2:
@@ -288,12 +338,13 @@ def _probed(name: str, body: nn.Module, spec: InputSpec) -> int:
     return features.shape[1]
 
 
-class _Pooled(nn.Module):
-    """A vision model of transformers, up to one vector: its pooled output, or the mean over its tokens or places."""
+class Pooled(nn.Module):
+    """A vision model of transformers, up to one vector: its pooled output, its first token, or the mean over its tokens
+    or places."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, first: bool = False):
         super().__init__()
-        self.model = model
+        self.model, self.first = model, first
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, D]."""
@@ -302,7 +353,27 @@ class _Pooled(nn.Module):
         if pooled is not None:
             return pooled.flatten(1)
         last = output.last_hidden_state  # [B, tokens, D] or [B, D, h, w]
+        if self.first:
+            return last[:, 0]
         return last.mean(1) if last.dim() == 3 else last.flatten(2).mean(-1)
+
+
+class PooledText(nn.Module):
+    """A language model of transformers, up to one vector: its pooled output, or the mean over the tokens of a text."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, L] ids, −1 behind the end of a text, to [B, D]."""
+        mask = ids >= 0
+        output = self.model(input_ids=ids.clamp(min=0), attention_mask=mask.long())
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is not None:
+            return pooled
+        weights = mask[..., None].to(output.last_hidden_state.dtype)
+        return (weights * output.last_hidden_state).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def _transformers(name: str, model: str, options: BackboneOptions, spec: InputSpec) -> tuple[nn.Module, int]:
@@ -310,13 +381,22 @@ def _transformers(name: str, model: str, options: BackboneOptions, spec: InputSp
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-        if options.pretrained:
-            module: Any = AutoModel.from_pretrained(model)
-        elif model in MODEL_MAPPING_NAMES:
-            module = AutoModel.from_config(AutoConfig.for_model(model))
+        known = model in MODEL_MAPPING_NAMES and not uses_published(options)
+        config: Any = AutoConfig.for_model(model) if known else AutoConfig.from_pretrained(model)
+        if options.drop_path and not hasattr(config, "drop_path_rate"):
+            raise ValueError(f"backbone {name!r} has no drop path; leave drop_path out, or use a model of timm")
+        if options.drop_path:
+            config.drop_path_rate = options.drop_path
+        # A classifier reads the first token: the checkpoint has no pooler, and a new one would be random.
+        first = config.model_type in FIRST_TOKEN and "ForImageClassification" in str(config.architectures)
+        arguments: dict[str, Any] = {"add_pooling_layer": False} if first else {}
+        if uses_published(options):
+            module: Any = AutoModel.from_pretrained(model, config=config, **arguments)
         else:
-            module = AutoModel.from_config(AutoConfig.from_pretrained(model))
-    if module.main_input_name != "pixel_values":
-        raise ValueError(f"backbone {name!r} takes {module.main_input_name}, and not images; use a vision model")
-    body = _Pooled(module)
+            module = AutoModel.from_config(config, **arguments)
+    expected, what = ("input_ids", "a language model") if spec.kind == "text" else ("pixel_values", "a vision model")
+    if module.main_input_name != expected:
+        kind = "texts" if spec.kind == "text" else "images"
+        raise ValueError(f"backbone {name!r} takes {module.main_input_name}, and not {kind}; use {what}")
+    body = PooledText(module) if spec.kind == "text" else Pooled(module, first)
     return body, _probed(name, body, spec)

@@ -76,7 +76,7 @@ def calibrate_run(
         labels: file with the labels of `data`.
     """
     console = console or Console()
-    trained = load_run(run, find_device(device))
+    trained = load_run(run, find_device(device), console)
     dataset = data_for(trained, data, labels)
     name = "test" if data is not None else "validation"
     if name not in dataset.splits:

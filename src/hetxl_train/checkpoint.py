@@ -12,16 +12,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
 from torch import Tensor, nn, optim
 
-from hetxl._files import read_json, sha256_of, whole_directory, write_json, write_whole
+from hetxl._files import read_json, sha256_of, whole_directory, write_json
+from hetxl._tensors import read_tensors, write_tensors
+from hetxl_train.parallel import divided_like
 
 FORMAT = 1
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+NUMBERS, GROUPS = "optimizer_numbers", "optimizer_groups"  # state that is not in tensors
 TENSORS, STATE, BEST = "tensors.safetensors", "state.json", "best.json"
 
 
@@ -38,11 +39,26 @@ class Checkpoint:
     state: dict[str, Any]  # for JSON
 
 
-class Checkpoints:
-    """The checkpoints of a run: the last few, and the best. The directory is created when the first is written."""
+class Identity(Protocol):
+    """What tells one run from another."""
 
-    def __init__(self, directory: Path, keep: int = 2):
-        self.directory, self.keep = directory, keep
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        ...
+
+    def difference(self, stored: Any) -> str | None:
+        """Say how the identity in a checkpoint differs from this one; None if it does not."""
+        ...
+
+
+class Checkpoints:
+    """The checkpoints of a run: the last few, and the best. The directory is created when the first is written.
+
+    With an identity they carry it, and one that carries another is refused.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, identity: Identity | None = None):
+        self.directory, self.keep, self.identity = directory, keep, identity
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending."""
@@ -58,18 +74,31 @@ class Checkpoints:
             return None
         return step if step in self.steps() else None
 
-    def save(self, checkpoint: Checkpoint, best: bool = False) -> None:
-        """Write a checkpoint, mark it if it is the best, and remove old ones."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, and remove old ones."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob(".step-*"):  # of a process that was killed while it wrote
             shutil.rmtree(leftover, ignore_errors=True)
         with whole_directory(self._path(checkpoint.step)) as temporary:
-            save_tensors(temporary / TENSORS, checkpoint.tensors)
+            write_tensors(temporary / TENSORS, checkpoint.tensors)
             state = {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}
+            if self.identity is not None:
+                state["run"] = self.identity.as_dict()
             state["tensors_checksum"] = sha256_of(temporary / TENSORS)
             write_json(temporary / STATE, {**state, "checksum": _checksum(state)})
+        self._remove_old()
+
+    def update(self, step: int, state: dict[str, Any], best: bool) -> None:
+        """Replace entries of a checkpoint's state, mark it if it is the best, and remove old ones."""
+        path = self._path(step) / STATE
+        stored = {**read_json(path), **state}
+        stored.pop("checksum")
         if best:
-            write_json(self.directory / BEST, {"step": checkpoint.step})
+            write_json(self.directory / BEST, {"step": step})
+        write_json(path, {**stored, "checksum": _checksum(stored)})
+        self._remove_old()
+
+    def _remove_old(self) -> None:
         recent = {*self.steps()[-self.keep :], self.best_step()}
         for step in self.steps():
             if step not in recent:
@@ -90,14 +119,18 @@ class Checkpoints:
         if state.pop("checksum", None) != _checksum(state):
             raise CheckpointError(f"checkpoint {path}: {STATE} {changed}")
         try:
-            if state.pop("tensors_checksum", None) != sha256_of(path / TENSORS):
-                raise CheckpointError(f"checkpoint {path}: {TENSORS} {changed}")
-            tensors = load_file(path / TENSORS)
-        except (OSError, SafetensorError) as error:
+            intact = state.pop("tensors_checksum", None) == sha256_of(path / TENSORS)
+            tensors = read_tensors(path / TENSORS).tensors if intact else {}
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"checkpoint {path}: {TENSORS} cannot be read: {error}") from None
+        if not intact:
+            raise CheckpointError(f"checkpoint {path}: {TENSORS} {changed}")
         if state.pop("step", None) != step:
             raise CheckpointError(f"checkpoint {path} was renamed: it is of another step")
         state.pop("format")
+        stored = state.pop("run", None)  # older checkpoints have none
+        if self.identity is not None and stored is not None and (difference := self.identity.difference(stored)):
+            raise CheckpointError(f"checkpoint {path} is of another run: {difference}")
         return Checkpoint(step, tensors, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
@@ -132,42 +165,72 @@ def _checksum(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors as safetensors, whole or not at all."""
-    # Own, contiguous memory: safetensors refuses tensors that share it.
-    own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_whole(path, lambda temporary: save_file(own, temporary))
-
-
 # ---- the state of a model and its optimiser
 
 
 def tensors_of(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights and the moments of an optimiser, whose groups have "names", under their names in a checkpoint."""
+    """Return weights and the state of an optimiser, whose groups have "names", under their names in a checkpoint."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in _named(optimizer):
-        moments = optimizer.state.get(parameter, {})
-        tensors |= {f"optimizer.{key}.{name}": moments[key] for key in MOMENTS if key in moments}
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                prefix = "optimizer" if isinstance(value, Tensor) else NUMBERS
+                tensors[f"{prefix}.{key}.{name}"] = _as_tensor(value)
+    for index, group in enumerate(optimizer.param_groups):
+        if "step" in group:  # some count steps by group
+            tensors[f"{GROUPS}.step.{index}"] = _as_tensor(group["step"])
     return tensors
 
 
+def _as_tensor(value: Tensor | float) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
+ADAMW = frozenset(("step", "exp_avg", "exp_avg_sq"))
+"""What AdamW knows of each parameter."""
+
+
 def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's moments into an optimiser."""
-    for name, parameter in _named(optimizer):
-        stored = {key: checkpoint.tensors[f"optimizer.{key}.{name}"] for key in MOMENTS}
-        optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device, parameter.dtype)
-            for key, value in stored.items()
-        }
+    """Load a checkpoint's state into an optimiser."""
+    by_name: dict[str, dict[str, Any]] = {}
+    parameters = dict(_named(optimizer))
+    for prefix in ("optimizer.", f"{NUMBERS}."):
+        for stored, value in _with_prefix(checkpoint.tensors, prefix).items():
+            key, _, name = stored.partition(".")
+            if name in parameters and value.shape == parameters[name].shape:
+                value = divided_like(value, parameters[name])
+            by_name.setdefault(name, {})[key] = value if prefix == "optimizer." else value.item()
+    names = list(parameters)
+    if by_name and (differing := set(names) ^ set(by_name)):
+        raise KeyError(min(differing))
+    if isinstance(optimizer, optim.AdamW):  # others would fail in their own way, or start moments anew
+        for name, state in by_name.items():
+            for key in ADAMW.difference(state):
+                raise KeyError(f"optimizer.{key}.{name}")
+    groups = optimizer.state_dict()["param_groups"]
+    for stored, value in _with_prefix(checkpoint.tensors, f"{GROUPS}.step.").items():
+        groups[int(stored)]["step"] = value.item()
+    # torch's own: it knows on which device a step is counted.
+    state = {index: by_name[name] for index, name in enumerate(names) if name in by_name}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, averaged: bool = False) -> None:
     """Load a checkpoint's weights into a model; if asked for, the averaged ones that it has."""
+    state, weights = model.state_dict(), weights_of(checkpoint, averaged)
+    divided = {name: divided_like(value, state[name]) if name in state else value for name, value in weights.items()}
+    model.load_state_dict(divided)
+
+
+def weights_of(checkpoint: Checkpoint, averaged: bool = False) -> dict[str, Tensor]:
+    """Return a checkpoint's weights; if asked for, the averaged ones that it has."""
     state = _with_prefix(checkpoint.tensors, "model.")
     if averaged:
         averages = _with_prefix(checkpoint.tensors, "average.")
         state |= {name: value.to(state[name].dtype) for name, value in averages.items()}
-    model.load_state_dict(state)
+    return state
 
 
 def _named(optimizer: optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:

@@ -20,9 +20,9 @@ from hetxl_train.model import link_of
 from hetxl_train.num_steps import describe_length
 from hetxl_train.process_pool import check_jobs
 from hetxl_train.report import advice, as_dict, compare_table, find_runs
-from hetxl_train.rescale import CLEAN_XL, SCALABLE
+from hetxl_train.rescale import CLEANABLE, SCALABLE, rescale
 from hetxl_train.runner import PlannedRun, run_planned
-from hetxl_train.runs import start_run
+from hetxl_train.runs import open_run, start_run
 
 SMOOTHING, DROPOUT = 0.1, 0.1
 MASKS = 32
@@ -100,9 +100,10 @@ def compare(
     console.say(f"{len(runs)} runs ({', '.join(names)}), {length}, into {directory}")
     run_planned(runs, dataset, description, jobs=jobs, console=console)
     baselines.derive(seeds, dataset, console)
+    clean = _add_clean(config, variants, seeds, directory, dataset, console)
     labels = []
     for variant in variants:
-        labels += [variant.label, *([CLEAN_XL] if _has_clean(config, variant) else [])]
+        labels += [variant.label, *([CLEANABLE[variant.name]] if variant.name in clean else [])]
         labels += [SCALABLE[variant.name]] if variant.name in SCALABLE else []
         labels += baselines.directories(0) if variant is _DROPOUT else []
     facts = {"baseline": "DET", "heads": labels, "seeds": list(seeds)}
@@ -174,15 +175,30 @@ def _runs(config: TrainConfig, variants: list[Variant], seeds: tuple[int, ...], 
         for variant in variants:
             out = directory / "runs" / f"{variant.name}-seed{seed}"
             scaled = out.with_name(f"{variant.name}-scaled-seed{seed}") if variant.name in SCALABLE else None
-            clean = out.with_name(f"{variant.name}-clean-seed{seed}") if _has_clean(config, variant) else None
             own: dict[str, Any] = {"seed": seed, "out": str(out), **variant.options}
-            runs.append(PlannedRun(variant.label, dataclasses.replace(config, **own), scaled=scaled, clean=clean))
+            runs.append(PlannedRun(variant.label, dataclasses.replace(config, **own), scaled=scaled))
     return runs
 
 
-def _has_clean(config: TrainConfig, variant: Variant) -> bool:
-    """Whether a head is also shown as it predicts clean labels: validation and test are clean, training labels not."""
-    return variant.name == "het-xl" and config.label_noise != "none"
+def _add_clean(
+    config: TrainConfig, variants: list[Variant], seeds: tuple[int, ...], directory: Path, dataset: Dataset,
+    console: Console,
+) -> list[str]:  # fmt: skip
+    """Add the runs of heads as they predict clean labels, and return the names of these heads.
+
+    HET-XL has them if the training labels are known to be wrong, and both if a run has estimated that.
+    """
+    names = []
+    for variant in variants:
+        own = [directory / "runs" / f"{variant.name}-seed{seed}" for seed in seeds]
+        estimated = any(read_json(path / "model.json").get("flip_rate") for path in own)
+        known = variant.name == "het-xl" and config.label_noise != "none"
+        if variant.name in CLEANABLE and (known or estimated):
+            names.append(variant.name)
+            for path in own:
+                target = path.with_name(path.name.replace("-seed", "-clean-seed"))
+                rescale(open_run(path), target, dataset, console, CLEANABLE[variant.name], clean=True)
+    return names
 
 
 def _finished(directory: Path) -> bool:

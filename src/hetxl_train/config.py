@@ -32,6 +32,7 @@ from hetxl.registry import (
     TRAIN_SAMPLES,
 )
 from hetxl_train import plugins
+from hetxl_train.loggers import check_loggers
 from hetxl_train.temperature_methods import LEARNED
 
 if typing.TYPE_CHECKING:
@@ -40,8 +41,10 @@ if typing.TYPE_CHECKING:
     from hetxl.optim import Recipe
 
 LABEL_NOISE = ("symmetric", "confusable", "feature-dependent")
-BACKBONES = ("auto", "none", "mlp", "cnn", "timm:NAME", "hf:NAME")
+BACKBONES = ("auto", "none", "mlp", "cnn", "resnet152", "vit-l/32", "timm:NAME", "hf:NAME")
+SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
 CLASSIFIERS = ("linear", "sampled", "retrieved")
+PARALLEL = ("ddp", "fsdp")
 TEXT_TOWERS = ("ngrams", *plugins.entries("text_encoders"))
 
 
@@ -83,6 +86,10 @@ class Options:
             spec.name: [group.section for group in groups if spec.name in group.__dataclass_fields__][-1]
             for spec in dataclasses.fields(cls)
         }
+
+    def options(self) -> dict[str, Any]:
+        """Return all options by name, without their sections."""
+        return {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options in their sections, as in a TOML file."""
@@ -127,17 +134,27 @@ class Options:
     @classmethod
     def read_toml(cls, path: Path) -> dict[str, Any]:
         """Return the options of a TOML file, with every name checked."""
-        # Python 3.10 has no TOML reader of its own.
-        tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            return cls.parse_toml(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError:
             raise ValueError(f"--config {path}: no such file") from None
         except OSError as error:
             raise ValueError(f"--config {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise ValueError(f"--config {path}: not valid TOML: {error}") from None
-        return cls.flatten(values, str(path))
+
+    @classmethod
+    def parse_toml(cls, text: str, where: str) -> dict[str, Any]:
+        """Return the options of a text in TOML, with every name checked."""
+        # Python 3.10 has no TOML reader of its own.
+        tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        try:
+            values = tomllib.loads(text)
+        except RecursionError:
+            raise ValueError(f"--config {where}: not valid TOML: it is nested too deeply") from None
+        except ValueError as error:  # of the reader, or of a number with too many digits
+            raise ValueError(f"--config {where}: not valid TOML: {error}") from None
+        return cls.flatten(values, where)
 
 
 # ---- groups that both tasks share
@@ -149,9 +166,12 @@ class SourceOptions(Options):
 
     section: ClassVar[str] = "data"
 
-    data: str = option("pycode", "pycode, synthetic (options as in synthetic:noise=2), an installed dataset or a path.")
+    data: str = option(
+        "pycode", "pycode, synthetic (options as in synthetic:noise=2), an installed dataset, a path, or hf:NAME."
+    )
     data_seed: int = option(0, "Seed of the split of data without splits, and of built-in data.", least=0)
-    image_size: int = option(224, "Height and width that images are resized to.", least=8)
+    image_size: int | None = option(None, "Height and width that images are resized to [the backbone's own, or 224].",
+                                    least=8)  # fmt: skip
     workers: int = option(2, "Processes that decode images.", least=0)
 
 
@@ -166,32 +186,54 @@ class OptimOptions(Options):
         None, "Number of epochs [1, or enough for 1,000 steps on small data; see docs/training.md].", least=0
     )
     batch_size: int = option(256, "Examples of an optimiser step, over all processes.", least=1)
+    optimizer: str = option("adamw", "adamw, sgd (momentum is beta1), or one of timm, such as adafactor, lamb or lion.")
     learning_rate: float | None = option(
-        None, "Peak learning rate of AdamW [by what is trained; see docs/training.md].", positive=True
+        None, "Peak learning rate [by what is trained; see docs/training.md].", positive=True
     )
     noise_learning_rate: float | None = option(
         None, "Learning rate of the covariance, as a multiple [1; a head alone 0.3].", least=0
     )
     warmup: float = option(0.05, "Steps of linear warm-up; below 1 a share of all steps.", least=0)
     warmup_from: float = option(1e-5, "Learning rate that warm-up starts from.", least=0)
-    schedule: str = option("cosine", "Decay to zero.", ("linear", "cosine", "constant"))
+    schedule: str = option("cosine", "Decay to zero; inverse_sqrt: with 1 / √step.", SCHEDULES)
     weight_decay: float | None = option(
         None, "Decoupled weight decay, none on τ, biases and norms [0.01; a head alone has a prior instead].", least=0
     )
-    beta1: float = option(0.9, "AdamW's first decay rate.", least=0, below=1)
-    beta2: float = option(0.999, "AdamW's second decay rate.", least=0, below=1)
+    beta1: float = option(0.9, "First decay rate of AdamW; momentum of sgd.", least=0, below=1)
+    beta2: float = option(0.999, "Second decay rate of AdamW.", least=0, below=1)
     clip: float = option(1.0, "Largest norm of the gradient; 0 for no limit.", least=0)
     precision: str = option("float32", "Precision of matrix products.", ("float32", "bfloat16", "float16"))
     seed: int = option(0, "Seed of the initial weights, the order of the data and all noise.", least=0)
     device: str = option("auto", "cpu, cuda, mps, …; auto takes an accelerator if available.")
 
     @functools.cached_property
-    def recipe(self) -> "Recipe":
+    def optim(self) -> "Recipe":
         """The optimiser's options, for `hetxl.optim`."""
         from hetxl.optim import Recipe  # with it comes torch, which reading options does not need
 
         values = {spec.name: getattr(self, spec.name, None) for spec in dataclasses.fields(Recipe)}
         return Recipe(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class ParallelOptions(Options):
+    """Several processes, and how devices are used."""
+
+    section: ClassVar[str] = "parallel"
+
+    compile: bool = option(False, "Compile the network in front of the head with torch.compile.")
+    activation_checkpointing: bool = option(
+        False, "Recompute the network's activations in the backward pass: less memory, more time."
+    )
+    channels_last: bool = option(False, "Keep images and convolutions in the channels-last memory format.")
+    sync_batchnorm: bool = option(False, "Several accelerators: batch norms see the examples of all processes.")
+    pin_memory: bool = option(True, "CUDA: read batches into page-locked memory, which is copied while a step runs.")
+    evaluation_precision: str = option(
+        "float32", "Precision of the network in evaluations.", ("float32", "bfloat16", "float16")
+    )
+    timeout: float = option(
+        600.0, "Several processes: seconds without a sign of life after which one counts as lost.", positive=True
+    )
 
 
 @dataclass(frozen=True)
@@ -205,7 +247,16 @@ class OutputOptions(Options):
     checkpoint_every: int | None = option(None, "Steps between checkpoints [as evaluations].", least=1)
     keep: int = option(2, "Number of recent checkpoints to keep, beside the best.", least=1)
     log_every: int = option(10, "Steps between lines of log.jsonl.", least=1)
-    tensorboard: bool = option(False, "Also write TensorBoard's event files.")
+    tensorboard: bool = option(False, "The same as --loggers tensorboard.")
+    loggers: str = option("", "Log to tensorboard, wandb or mlflow, too; several with commas between.")
+
+    def _check(self) -> None:
+        check_loggers(self.loggers)
+
+    @property
+    def chosen_loggers(self) -> list[str]:
+        """The names of all loggers of the run."""
+        return check_loggers(f"{self.loggers},{'tensorboard' if self.tensorboard else ''}")
 
 
 # ---- classification
@@ -216,10 +267,28 @@ class DataOptions(SourceOptions):
     """Labelled data, and noise put on its labels."""
 
     labels: str | None = option(None, "File with the labels, if they are not beside the features.")
+    features_column: str | None = option(None, "Column of embeddings, images or their paths [by name and type].")
+    text_column: str | None = option(None, "Column of texts, for hf: backbones [by name and type].")
+    label_column: str | None = option(None, "Column of labels [by name and type].")
+    split_column: str | None = option(None, "Column with the split of each row [split].")
+    text_length: int = option(128, "Most tokens of a text; longer ones are cut.", least=1)
     validation: str | None = option(None, "Path of the validation split, if it is apart.")
     test: str | None = option(None, "Path of the test split, if it is apart.")
     label_noise: str = option("none", "Replace training labels by wrong ones.", ("none", *LABEL_NOISE))
     label_noise_rate: float = option(0.0, "Share of the training labels to replace.", least=0, most=1, also=("--rate",))
+    image_mean: str | None = option(None, "Mean of red, green and blue, as in 0.5,0.5,0.5 [the backbone's own].")
+    image_std: str | None = option(None, "Deviation of red, green and blue, as in 0.5,0.5,0.5 [the backbone's own].")
+    interpolation: str | None = option(None, "bilinear, bicubic, nearest, … [the backbone's own].")
+    crop: float | None = option(
+        None, "Side of the centre crop, as a share of the resized image [the backbone's own].", positive=True
+    )
+    resize: str | None = option(
+        None, "Which side is resized before the centre crop: shorter, squash (both) or border [the backbone's own]."
+    )
+    rand_augment: str = option("", "RandAugment of timm, such as rand-m9-mstd0.5 [none].")
+    random_erasing: float = option(0.0, "Probability that a rectangle of a training image is erased.", least=0, most=1)
+    mixup: float = option(0.0, "α of mixup, such as 0.2: images and labels are mixed; 0 for none.", least=0)
+    cutmix: float = option(0.0, "α of cutmix, such as 1.0: a rectangle comes from another image; 0 for none.", least=0)
 
     def _check(self) -> None:
         if self.label_noise != "none" and not self.label_noise_rate:
@@ -246,7 +315,12 @@ class HeadOptions(Options):
     covariance: str = option("efficient", "Form of the covariance.", COVARIANCES)
     residual: str = option("rank1", "Component of the covariance beside its factors.", RESIDUALS)
     noise_init: float = option(0.1, "Scale of the noise at the start; the paper's authors use 1.", positive=True)
-    noise_scale: float = option(1.0, "Factor of the noise outside training; 0 removes it.", least=0)
+    noise_scale: float | None = option(
+        None, "Factor of the noise outside training [a network: the best on validation rows, at most 1].", least=0
+    )
+    flip_rate: float | None = option(
+        None, "Share of the training labels that are any class alike [estimated for a head alone].", least=0, below=1
+    )
     noise_features: int | None = option(None, "HET-XL: size M of a noise space of its own.", least=1)
     buckets: int | None = option(None, "HET-H: buckets H [D].", least=1)
     mc_dropout: float = option(
@@ -304,13 +378,26 @@ class BackboneOptions(Options):
     )
     normalize_features: bool = option(False, "Scale every example's features to the length √D.")
     frozen: bool = option(False, "Train only the head; features are computed once.")
+    drop_path: float = option(
+        0.0,
+        "Share of the residual branches dropped in training (stochastic depth), of the last block.",
+        least=0,
+        below=1,
+    )
     pretrained: bool = option(True, "timm and hf: start from published weights.")
+    start_from: str | None = option(
+        None, "Weights to start from: a run directory, or a .safetensors file of timm or transformers."
+    )
 
 
 @dataclass(frozen=True)
 class ClassifierOptimOptions(OptimOptions):
     """Optimisation of a classifier: also how its temperature is trained."""
 
+    recipe: str | None = option(None, "Recipe whose options are the defaults of this run; hetxl recipes lists them.")
+    layer_decay: float = option(
+        1.0, "Factor of the learning rate from each layer of the backbone to the one below.", least=0, most=1
+    )
     accumulate: int = option(1, "Gradient accumulation steps.", least=1)
     temperature_learning_rate: float = option(0.1, "Learning rate of a learned τ, as a multiple.", least=0)
     temperature_hold: float = option(0.0, "Share of the steps for which a learned τ stays at its start.",
@@ -346,8 +433,21 @@ class ClassifierOptimOptions(OptimOptions):
             raise ValueError(
                 f"temperature_held_out is {held_out:g} and temperature_method train; choose gradient or bilevel"
             )
+        if method == "bilevel" and self.optimizer != "adamw":
+            raise ValueError(f"temperature_method = bilevel needs optimizer = adamw, found {self.optimizer}")
         if method != "train" and self.precision == "float16":
             raise ValueError(f"temperature_method = {method} goes with precision = float32 or bfloat16, found float16")
+
+
+@dataclass(frozen=True)
+class ClassifierParallelOptions(ParallelOptions):
+    """Processes of a classifier's run: also what each of them has of its weights."""
+
+    data_parallel: str = option(
+        "ddp",
+        "Several processes: each has the whole model (ddp), or a part of each weight and its moments (fsdp).",
+        PARALLEL,
+    )
 
 
 @dataclass(frozen=True)
@@ -360,15 +460,33 @@ class ClassifierOutputOptions(OutputOptions):
 
 # Fields come from the last base to the first: this order is that of the flags and of config.json.
 @dataclass(frozen=True)
-class TrainConfig(ClassifierOutputOptions, ClassifierOptimOptions, BackboneOptions, HeadOptions, DataOptions):
+class TrainConfig(
+    ClassifierOutputOptions,
+    ClassifierParallelOptions,
+    ClassifierOptimOptions,
+    BackboneOptions,
+    HeadOptions,
+    DataOptions,
+):
     """Everything that the run of a classifier depends on; saved with the run as `config.json`."""
 
     def _check(self) -> None:
         method = self.temperature_method
         if method != "train" and self.temperature != "learned":
             raise ValueError(f"temperature_method = {method} needs temperature = learned, found {self.temperature}")
+        if self.data_parallel == "fsdp" and (method != "train" or self.ema or self.temperature_prior):
+            raise ValueError(
+                "data_parallel = fsdp goes with temperature_method = train, and without ema and temperature_prior; "
+                "use data_parallel = ddp"
+            )
         if method == "bilevel" and self.classifier != "linear":
             raise ValueError(f"temperature_method = bilevel needs classifier = linear, found {self.classifier}")
+        mixing = next((name for name in ("mixup", "cutmix") if getattr(self, name)), None)
+        if mixing is not None and (self.classifier != "linear" or method != "train"):
+            raise ValueError(f"{mixing} needs classifier = linear and temperature_method = train")
+        for name in ("rand_augment", "random_erasing", "mixup", "cutmix"):
+            if self.frozen and getattr(self, name):
+                raise ValueError(f"{name} has no effect with frozen, whose features are computed once; leave it out")
         if self.label_smoothing and self.classifier != "linear":
             raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
         if self.label_smoothing and self.link == "sigmoid":
@@ -407,7 +525,9 @@ class PairOptions(SourceOptions):
 
     data: str = option("icons", "icons (options as in icons:held_out=phosphor), a directory, manifest or arrays.")
     data_seed: int = option(0, "Seed of the split of data without splits, and of the swaps.", least=0)
-    image_size: int = option(64, "Height and width that images from files are resized to.", least=8)
+    image_size: int = option(  # pyright: ignore[reportIncompatibleVariableOverride]
+        64, "Height and width that images from files are resized to.", least=8
+    )
     swap: float = option(0.0, "Share of the training pairs whose texts are swapped.", least=0, most=1)
     swap_within: bool = option(False, "Swap within categories.")
 
@@ -515,13 +635,16 @@ class PairOutputOptions(OutputOptions):
 
 
 @dataclass(frozen=True)
-class ContrastiveConfig(PairOutputOptions, PairOptimOptions, TowerOptions, EmbeddingNoiseOptions, PairOptions):
+class ContrastiveConfig(
+    PairOutputOptions, ParallelOptions, PairOptimOptions, TowerOptions, EmbeddingNoiseOptions, PairOptions
+):
     """Everything that a contrastive run depends on; saved with the run as `config.json`."""
 
     # The loop reads these of every configuration. The loss needs the whole batch at once: it is not cut.
     accumulate: ClassVar[int] = 1
     ema: ClassVar[float] = 0.0
     patience: ClassVar[int] = 0
+    data_parallel: ClassVar[str] = "ddp"
 
 
 RunConfig = TrainConfig | ContrastiveConfig

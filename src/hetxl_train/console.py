@@ -7,6 +7,8 @@ from typing import TypeVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from hetxl_train.formatting import printable
+
 Item = TypeVar("Item")
 STEP = 4096
 
@@ -19,8 +21,9 @@ class Console:
         self.rich = RichConsole(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, text: str) -> None:
-        """Print one line, without markup."""
-        self.rich.print(text, markup=False, soft_wrap=True)
+        """Print one line, without markup; control characters, as of a file's name, are shown escaped."""
+        lines = "\n".join(printable(line) for line in text.split("\n"))
+        self.rich.print(lines, markup=False, soft_wrap=True)
 
     def bar(self, title: str, total: int, done: int = 0) -> "Bar":
         """Return a bar for a task of known length; use it as a context."""

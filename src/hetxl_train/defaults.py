@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hetxl._seeds import derive_seed
-from hetxl.optim import DEFAULTS, PRIOR, PRIORS, choose_prior
+from hetxl.optim import DEFAULTS, PRIOR, PRIORS, Flips, choose_prior, estimate_flips
 from hetxl.registry import head_entry
 from hetxl_train.backbones import trained_part
 from hetxl_train.config import TrainConfig
@@ -68,8 +68,12 @@ def measure_features(model: Model, split: Split) -> None:
 @torch.no_grad()
 def prior_of(
     config: TrainConfig, model: Model, splits: dict[str, Split], num_classes: int, link: str, steps: int
-) -> float:
-    """Return the prior variance of the logits that is best on held-out rows, for features as the head gets them."""
+) -> Flips:
+    """Return the prior variance of the logits that is best on held-out rows, for features as the head gets them.
+
+    With it comes the share of the labels that are flipped, as the configuration has it, or else estimated on training
+    rows: labels of the validation split may be better.
+    """
     small = num_classes * model.head.in_features <= SMALL_HEAD
     each = min(PRIOR_STEPS, steps // ((2 if small else 10) * len(PRIORS)))
     limit = PRIOR_ROWS if link == "softmax" else min(PRIOR_ROWS, max(1, PRIOR_ENTRIES // num_classes))
@@ -79,7 +83,7 @@ def prior_of(
         judges, rows = rows[::10], np.delete(rows, np.s_[::10])
     too_large = config.batch_size * num_classes > PRIOR_ENTRIES  # all logits of a batch would be in memory at once
     if each < 10 or too_large or not len(rows) or not len(judges):
-        return PRIOR
+        return Flips(config.flip_rate or 0.0, config.prior or PRIOR)
     device, standardize = next(model.parameters()).device, model.head.standardize or nn.Identity()
     fetched = [(split, split.fetch(chosen)) for split, chosen in ((train, rows), (held_out, judges))]
     pairs = [
@@ -89,10 +93,28 @@ def prior_of(
         )
         for split, batch in fetched
     ]
-    options = {"link": link, "steps": each, "batch_size": config.batch_size, "seed": derive_seed(config.seed, 17)}
+    options: dict[str, Any] = {"steps": each, "batch_size": config.batch_size, "seed": derive_seed(config.seed, 17)}
     with torch.enable_grad():
-        losses = choose_prior(*pairs[0], *pairs[1], num_classes, **options)
-    return min(losses, key=losses.__getitem__)
+        prior = config.prior
+        if prior is None:
+            losses = choose_prior(
+                *pairs[0], *pairs[1], num_classes, link=link, flip_rate=config.flip_rate or 0.0, **options
+            )
+            prior = min(losses, key=losses.__getitem__)
+        # ε goes with class ids, which smoothing and mixing replace, and with a τ that the same loss trains.
+        soft = config.label_smoothing or config.mixup or config.cutmix or config.temperature_method != "train"
+        if config.flip_rate is not None or link != "softmax" or soft:
+            return Flips(config.flip_rate or 0.0, prior)
+        own, judged = (pairs[0], pairs[1]) if held_out is train else _divided(*pairs[0])
+        flips = estimate_flips(*own, *judged, num_classes, prior=prior, **options)
+    return flips if config.prior is None else flips._replace(prior=config.prior)
+
+
+def _divided(features: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return rows with a label, without every tenth, and these."""
+    features, targets = features[targets >= 0], targets[targets >= 0]
+    judged = torch.arange(len(targets), device=targets.device) % 10 == 0
+    return (features[~judged], targets[~judged]), (features[judged], targets[judged])
 
 
 def spread_rows(rows: int, limit: int) -> np.ndarray:

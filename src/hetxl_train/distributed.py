@@ -1,13 +1,85 @@
-"""Several processes, as started by torchrun, or one."""
+"""Several processes, as started by torchrun, or one.
+
+What is quick goes through collectives, which have a time-out. What may take long (evaluation, features, checkpoints,
+indices) is waited for in the key-value store of the processes, for as long as the others are alive.
+"""
 
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from hetxl.classifiers.collectives import LostRankError
+from hetxl_train.process_pool import picklable
+
+Result = TypeVar("Result")
+TIMEOUT = 600.0
+"""Seconds without a sign of life after which a process counts as lost."""
+START = timedelta(days=1)
+"""How long processes may take to start: one that cannot is ended by torchrun."""
+POLL = (0.001, 0.2)
+"""Seconds between two looks at the store, at first and at most."""
+
+
+class Meeting:
+    """Where processes wait for each other as long as it takes: in a key-value store, not in a collective.
+
+    As long as a process lives, a thread of it counts up a number in the store. One that waits watches the numbers of
+    those that it waits for: a number that stays the same for `timeout` seconds is that of a lost process.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, processes: int, timeout: float = TIMEOUT):
+        self.store, self.rank, self.processes, self.timeout = store, rank, processes, timeout
+        self.count = 0  # of the meetings so far
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show_life, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until every process gets here; raise a LostRankError if one of them is lost."""
+        self.count += 1
+        self.store.set(self._key(self.rank), "")
+        missing = [rank for rank in range(self.processes) if rank != self.rank]
+        pause, looked, signs = POLL[0], time.monotonic(), {}
+        while missing := [rank for rank in missing if not self.store.check([self._key(rank)])]:
+            time.sleep(pause)
+            pause = min(2 * pause, POLL[1])
+            if time.monotonic() - looked > self.timeout:
+                looked, before = time.monotonic(), signs
+                signs = {rank: self._sign(rank) for rank in missing}
+                if lost := [rank for rank in missing if before.get(rank) == signs[rank]]:
+                    raise LostRankError(
+                        f"rank {self.rank}: no sign of life from rank {', '.join(map(str, lost))} for "
+                        f"{self.timeout:g} s (--timeout). Its own output says why; run the same command again to resume"
+                    )
+
+    def end(self) -> None:
+        """Show no more signs of life."""
+        self._ended.set()
+        self._thread.join()
+
+    def _key(self, rank: int) -> str:
+        return f"hetxl/meeting/{self.count}/{rank}"
+
+    def _sign(self, rank: int) -> int:
+        return self.store.add(f"hetxl/life/{rank}", 0)
+
+    def _show_life(self) -> None:
+        while not self._ended.wait(min(self.timeout / 8, 10)):
+            try:
+                self.store.add(f"hetxl/life/{self.rank}", 1)
+            except RuntimeError:  # the store has ended, and with it the others
+                return
 
 
 @dataclass(frozen=True)
@@ -17,30 +89,77 @@ class World:
     device: torch.device
     rank: int = 0
     processes: int = 1
+    meeting: Meeting | None = field(default=None, compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this is the process that writes files and prints (rank 0)."""
         return self.rank == 0
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a small tensor over the processes."""
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor on `device` over the processes, in its place."""
         if self.processes > 1:
             dist.all_reduce(value)
         return value
 
+    def values(self, value: Tensor) -> list[float]:
+        """Return a number on `device` of every process, in all of them."""
+        slots = value.new_zeros(self.processes)
+        slots[self.rank] = value
+        return self.sum(slots).cpu().tolist()
+
     def wait(self) -> None:
-        """Wait until every process gets here."""
-        if self.processes > 1:
+        """Wait until every process gets here, for as long as they live."""
+        if self.meeting is not None:
+            self.meeting.wait()
+        elif self.processes > 1:
             dist.barrier()
 
-    def broadcast_flag(self, flag: bool) -> bool:
-        """Return the flag of the main process in every process."""
+    def share(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return this process's consecutive share of some items; the shares of all, in order of rank, are the items."""
+        start, stop = (len(items) * rank // self.processes for rank in (self.rank, self.rank + 1))
+        return items[start:stop]
+
+    def gather(self, work: Callable[[], Result]) -> list[Result]:
+        """Do work in every process; return their results by rank in the main process, nothing in the others.
+
+        The work may take long. An error of one process is raised in all of them.
+        """
         if self.processes == 1:
-            return flag
-        answer = torch.tensor([float(flag)], device=self.device)
-        dist.broadcast(answer, 0)
-        return bool(answer.item())
+            return [work()]
+        result, error = _outcome(work)
+        self.wait()
+        errors: list[Any] = [None] * self.processes
+        dist.all_gather_object(errors, error)
+        for error in errors:
+            if error is not None:
+                raise error
+        results: list[Any] = [None] * self.processes
+        dist.gather_object(result, results if self.is_main else None)
+        return results if self.is_main else []
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        """Do work in the main process alone; return its result, or raise its error, in all processes.
+
+        The work may take long.
+        """
+        if self.processes == 1:
+            return work()
+        outcome: list[Any] = [_outcome(work) if self.is_main else None]
+        self.wait()
+        dist.broadcast_object_list(outcome)
+        result, error = outcome[0]
+        if error is not None:
+            raise error
+        return result
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return what work returns, or its error, as another process can read it."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, picklable(error)
 
 
 def find_device(name: str) -> torch.device:
@@ -63,9 +182,24 @@ def find_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def accelerators(device: str) -> list[str]:
+    """Return the devices that runs can be given one each, as CUDA_VISIBLE_DEVICES names them.
+
+    None if runs compute on the CPU, or name their device themselves.
+    """
+    chosen = find_device(device)
+    if chosen.type != "cuda" or chosen.index is not None:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+
+
 @contextmanager
-def world(device: str) -> Iterator[World]:
-    """Yield the processes that torchrun started, or this one alone."""
+def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
+    """Yield the processes that torchrun started, or this one alone.
+
+    Collectives end with an error after `timeout` seconds; a group that exists already keeps its own time-out.
+    """
     chosen = find_device(device)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
@@ -76,10 +210,17 @@ def world(device: str) -> Iterator[World]:
         torch.cuda.set_device(chosen)
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        store, rank, _ = next(iter(rendezvous("env://", timeout=START)))
+        meeting = Meeting(dist.PrefixStore("meetings", store), rank, processes, timeout)
+        meeting.wait()  # processes start at different times; the group has its time-out from its first moment on
+        backend, limit = "nccl" if chosen.type == "cuda" else "gloo", timedelta(seconds=timeout)
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=processes)
+    else:
+        meeting = Meeting(distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout)
     try:
-        yield World(chosen, dist.get_rank(), dist.get_world_size())
+        yield World(chosen, dist.get_rank(), dist.get_world_size(), meeting)
     finally:
+        meeting.end()
         if started:
             destroy_process_group()
 

@@ -1,8 +1,12 @@
-"""Evaluation of a model on a split, in one pass, with a record of every example."""
+"""Evaluation of a model on a split, in one pass, with a record of every example.
+
+Several processes divide the rows; their records are put in the order of the rows before anything is computed from them,
+so that results are those of one process to the last digit."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,16 +14,19 @@ import torch
 from torch import Tensor
 
 from hetxl._checks import integer_at_least, one_of
+from hetxl._seeds import derive_seed
 from hetxl.functional import IGNORE_INDEX
 from hetxl.functional.engine.predict import METHODS
-from hetxl.metrics.confusions import ConfusionCounter
+from hetxl.metrics.confusions import ConfusionCounter, Confusions
 from hetxl.metrics.records import MAX_BYTES, Records, RecordsBuilder, evaluating
 from hetxl.nn import Head
 from hetxl_train.console import progress_bar
 from hetxl_train.data.dataset import Split, Unreadable
+from hetxl_train.distributed import World
 from hetxl_train.estimate import now
 from hetxl_train.loaders import Reader, blocks, reader
 from hetxl_train.model import Model
+from hetxl_train.parallel import autocast
 
 
 @dataclass(frozen=True)
@@ -33,17 +40,28 @@ class Evaluation:
     confusions: ConfusionCounter | None = None  # all pairs; None if they were not counted
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one process has evaluated, consecutive rows of the split."""
+
+    records: Records
+    confusions: list[Confusions]  # batch by batch; none in a process that is alone, which counts them at once
+    unreadable: list[Unreadable]
+    seconds: float
+
+
 @torch.no_grad()
 def evaluate(
     features_of: Callable[[Tensor], Tensor], head: Head, split: Split, *, batch_size: int = 256, method: str = "mc",
     num_samples: int | None = None, seed: int = 0, limit: int | None = None, device: torch.device | str = "cpu",
     confusions: bool = True, class_names: Sequence[str] | None = None, quiet: bool = False,
-    fetch: Reader | None = None, target: str = "observed",
+    fetch: Reader | None = None, target: str = "observed", precision: str = "float32", world: World | None = None,
 ) -> Evaluation:  # fmt: skip
     """Predict every example of a split and record each.
 
-    Modules are in evaluation mode meanwhile, and as they were afterwards. All draws come from `seed`: the same call
-    gives the same numbers to the bit, and torch's own generators are left as they were.
+    Modules are in evaluation mode meanwhile, and as they were afterwards. All draws come from `seed` and the number of
+    the batch: the same call gives the same numbers to the bit, whatever the number of processes, and torch's own
+    generators are left as they were.
 
     Args:
         features_of: the backbone, inputs [b, ...] → features [b, D]; a module or a function, on `device`.
@@ -59,6 +77,9 @@ def evaluate(
         quiet: whether to show no bar on the terminal.
         fetch: reads batches of rows in their order, such as in worker processes: takes an iterable of rows [b] and
             gives a `Fetched` for each; None for `map(split.fetch, …)`.
+        precision: of the backbone's matrix products, under torch.autocast; the head computes in that of its weights.
+        world: the processes that divide the rows, all of which call this; the main process has the outcome, the others
+            have an empty one. None for this process alone.
     """
     integer_at_least("batch_size", batch_size, 1)
     integer_at_least("seed", seed, 0)
@@ -68,44 +89,69 @@ def evaluate(
     if split.labels.multi and head.link != "sigmoid":
         raise ValueError('split has any number of labels for each row, and head link="softmax"; use link="sigmoid"')
     rows = _rows_of(split, limit)
-    device = torch.device(device)
-    batches = blocks(rows, batch_size)
-    builder = RecordsBuilder(head.link)
+    device, processes = torch.device(device), world or World(torch.device(device))
+    batches = processes.share(list(enumerate(blocks(rows, batch_size))))
     counter = ConfusionCounter() if confusions else None
-    unreadable: list[Unreadable] = []
-    generator = torch.Generator(device).manual_seed(seed)
-    seconds, size = 0.0, None
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(features_of, head))
-        # A backbone that draws from torch's own generators gets the same draws each time, and leaves no trace.
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        torch.manual_seed(seed)
-        advance = None if quiet else stack.enter_context(progress_bar("evaluating", len(rows)))
-        for fetched in map(split.fetch, batches) if fetch is None else fetch(batches):
-            unreadable.extend(fetched.unreadable)
-            if len(fetched.rows):
-                inputs = fetched.inputs.to(device, non_blocking=True)
-                start = now(device)
-                features = features_of(inputs)
-                seconds += now(device) - start
-                size = size or _block_size(head, features, num_samples)
-                for part, some in zip(features.split(size), blocks(fetched.rows, size), strict=True):
+    generator = torch.Generator(device)
+
+    def work() -> Share:
+        builder, measured, unreadable = RecordsBuilder(head.link), [], []
+        seconds, size = 0.0, None
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(features_of, head))
+            stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+            total = sum(len(batch) for _, batch in batches)
+            advance = None if quiet or not processes.is_main else stack.enter_context(progress_bar("evaluating", total))
+            read = (fetch or partial(map, split.fetch))([batch for _, batch in batches])
+            for (number, _), fetched in zip(batches, read, strict=True):
+                unreadable.extend(fetched.unreadable)
+                # A backbone that draws from torch's own generators gets the same draws each time, and leaves no trace.
+                torch.manual_seed(derive_seed(seed, number))
+                generator.manual_seed(derive_seed(seed, number, 1))
+                if len(fetched.rows):
+                    inputs = fetched.inputs.to(device, non_blocking=True)
                     start = now(device)
-                    prediction = head.predict(
-                        part, method=method, num_samples=num_samples, generator=generator, target=target
-                    )
+                    with autocast(device, precision):
+                        features = features_of(inputs)
+                    features = features if precision == "float32" else features.float()
                     seconds += now(device) - start
-                    targets = split.labels.take(some)
-                    builder.add(prediction, targets, some)
-                    if counter is not None:
-                        counter.add(prediction, targets)
-            if advance is not None:
-                advance(len(fetched.rows) + len(fetched.unreadable))
-    if not len(builder):
+                    size = size or _block_size(head, features, num_samples)
+                    for part, some in zip(features.split(size), blocks(fetched.rows, size), strict=True):
+                        start = now(device)
+                        prediction = head.predict(
+                            part, method=method, num_samples=num_samples, generator=generator, target=target
+                        )
+                        seconds += now(device) - start
+                        targets = split.labels.take(some)
+                        builder.add(prediction, targets, some)
+                        if counter is not None:
+                            entries = counter.measure(prediction, targets)
+                            counter.put(entries) if processes.processes == 1 else measured.append(entries)
+                if advance is not None:
+                    advance(len(fetched.rows) + len(fetched.unreadable))
+        records = builder.build() if len(builder) else Records.empty(head.num_classes)
+        return Share(records, measured, unreadable, seconds)
+
+    shares = processes.gather(work)
+    processes.on_main(lambda: _check_read(shares, len(rows)))
+    for entries in (entries for share in shares for entries in share.confusions):
+        assert counter is not None
+        counter.put(entries)
+    return Evaluation(
+        Records.concatenate([Records.empty(head.num_classes), *(share.records for share in shares)]),
+        [] if counter is None else counter.pairs(names=class_names),
+        [example for share in shares for example in share.unreadable],
+        sum(share.seconds for share in shares),
+        counter,
+    )
+
+
+def _check_read(shares: list[Share], rows: int) -> None:
+    """Raise if no row could be read."""
+    if not any(len(share.records) for share in shares):
+        unreadable = [example for share in shares for example in share.unreadable]
         reason = f": {unreadable[0].path}: {unreadable[0].reason}" if unreadable else ""
-        raise ValueError(f"split: none of its {len(rows)} rows could be read{reason}")
-    pairs = [] if counter is None else counter.pairs(names=class_names)
-    return Evaluation(builder.build(), pairs, unreadable, seconds, counter)
+        raise ValueError(f"split: none of its {rows} rows could be read{reason}")
 
 
 def evaluate_split(

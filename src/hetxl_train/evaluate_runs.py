@@ -13,14 +13,15 @@ from hetxl.registry import HEAD_LABELS
 from hetxl_train.config import ContrastiveConfig
 from hetxl_train.data import open_dataset
 from hetxl_train.data.dataset import SPLITS, Dataset
-from hetxl_train.data.open import BUILT_IN, open_data, split_spec
+from hetxl_train.data.open import BUILT_IN, columns_of, open_data, split_spec, tokenizer_of
 from hetxl_train.data.pairs import open_pairs
+from hetxl_train.data.read import Data
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.report.tables import Column, Row, Table
 from hetxl_train.runs import Trained, check_data, load_contrastive_run, load_run
 from hetxl_train.tasks.contrastive import KS, ContrastiveTask, evaluate_pairs
-from hetxl_train.tasks.towers import TextReader
+from hetxl_train.towers import TextReader
 
 
 def evaluate_run(
@@ -50,18 +51,18 @@ def evaluate_run(
     return summarise(evaluation.records, counts)
 
 
-def data_for(trained: Trained, data: str | None = None, labels: str | None = None) -> Dataset:
+def data_for(trained: Trained, data: Data | None = None, labels: str | None = None) -> Dataset:
     """Open data that a run can be evaluated on, of the same classes and of inputs that it takes; None is its own."""
     config, directory = trained.run.config, trained.run.path
+    transform = trained.spec.transform if trained.spec.kind == "image" else None
     if data is None:
-        dataset = open_data(config)
-    elif split_spec(data)[0] in BUILT_IN:
+        dataset = open_data(config, transform)
+    elif isinstance(data, str) and split_spec(data)[0] in BUILT_IN:
         dataset = open_data(replace(config, data=data, labels=labels, validation=None, test=None))
     else:
-        images: dict[str, Any] = {}
-        if trained.spec.kind == "image":
-            images = {"image_size": trained.spec.shape[-1], "grey": trained.spec.shape[0] == 1}
-        dataset = open_dataset(data, labels=labels, classes=trained.class_names, whole=True, **images)
+        options: dict[str, Any] = {"labels": labels, "classes": trained.class_names, "whole": True}
+        options |= {"columns": columns_of(config), "tokenizer": tokenizer_of(config), "transform": transform}
+        dataset = open_dataset(data, **options)
     if list(dataset.class_names) != list(trained.class_names):
         raise ValueError(f"{directory} was trained on other classes than this data has. Was the data changed?")
     if data is None:

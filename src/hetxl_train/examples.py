@@ -10,7 +10,7 @@ import numpy as np
 from hetxl._checks import integer_at_least
 from hetxl.metrics.records import Records
 from hetxl_train.data.dataset import Shown, Split
-from hetxl_train.data.images import read_image, require_pillow
+from hetxl_train.data.image_files import read_image, require_pillow
 
 THUMBNAIL = 96
 """Pixels of the longer side of an image."""
@@ -43,11 +43,11 @@ def extreme_examples(
     }
 
 
-def thumbnail(path: str, size: int = THUMBNAIL) -> str | None:
+def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:
     """Return a JPEG of at most `size` pixels a side of an image as a data: address; None when it cannot be read."""
     require_pillow()
     try:
-        image = read_image(path)
+        image = read_image(encoded)
     except (OSError, ValueError):
         return None
     image.thumbnail((size, size))
@@ -78,7 +78,8 @@ def image_of(shown: Shown) -> str | None:
     """Return what can be seen of an example as a data: address; None if there is no image."""
     if shown.pixels is not None:
         return embedded(shown.pixels)
-    return None if shown.image is None else thumbnail(shown.image)
+    encoded = shown.image if shown.encoded is None else shown.encoded
+    return None if encoded is None else thumbnail(encoded)
 
 
 def _entry(records: Records, index: int, split: Split, class_names: Sequence[str]) -> dict[str, Any]:

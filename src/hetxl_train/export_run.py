@@ -1,7 +1,8 @@
 """`hetxl export`: the trained model of a run as a file for another program."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def export_run(
         method: as of `head.predict`; "mc" without. This and the following are not for "head".
         num_samples: S; the run's `eval_samples` without.
         top_k: only the k most probable classes.
-        seed: of the fixed noise; 0 without.
+        seed: of the fixed noise; the head's own draws without.
     """
     one_of("--to", to, SUFFIXES)
     options = {"--method": method, "--samples": num_samples, "--top-k": top_k, "--seed": seed}
@@ -57,7 +58,7 @@ def export_run(
         raise ValueError(f"--out must end in {SUFFIXES[to]} for --to {to}, found {path}")
     with (console or Console()).bar("exporting", 2) as bar:
         bar.to(0, "reading the run")
-        trained = load_run(run)
+        trained = load_run(run, console=console)
         check_single(trained, "exported")
         inputs = random_inputs(trained.spec, EXAMPLES)
         bar.to(1, f"writing {path}")
@@ -65,23 +66,26 @@ def export_run(
             save_head(trained.model.head, path, class_names=trained.class_names)
             what = f"{type(trained.model.head).__name__} with {len(trained.class_names):,} class names"
             return Written(path, path.stat().st_size, what, _head_difference(trained.model, path, inputs))
-        module = exportable(
-            trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=0 if seed is None else seed
-        )
+        module = exportable(trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=seed)
         difference = predict_difference(trained.model, module, inputs)
+        about: dict[str, Any] = {"class_names": trained.class_names, "preprocessing": _preprocessing(trained.spec)}
         if to == "onnx":
-            kind = trained.spec.kind
-            written = to_onnx(module, path, inputs, input_names=[kind], class_names=trained.class_names)
+            written = to_onnx(module, path, inputs, input_names=[trained.spec.kind], **about)
         else:
-            written = to_torch(module, path, inputs, class_names=trained.class_names)
+            written = to_torch(module, path, inputs, **about)
     size = sum(file.stat().st_size for file in (path, Path(f"{path}.data")) if file.exists())
     return Written(path, size, _describe(module, trained.spec), None if written is None else written + difference)
+
+
+def _preprocessing(spec: InputSpec) -> dict[str, Any] | None:
+    """Return how images become inputs; None for other data, and for images that are not read from files."""
+    return None if spec.image is None else {"size": spec.shape[-1], **asdict(spec.image)}
 
 
 def random_inputs(spec: InputSpec, count: int) -> Tensor:
     """Return random inputs of the kind a model takes, [count, ...], always the same."""
     generator = torch.Generator().manual_seed(0)
-    if spec.kind == "tokens":
+    if spec.kind in ("tokens", "text"):
         return torch.randint(spec.vocabulary, (count, *spec.shape), generator=generator)
     return torch.randn(count, *spec.shape, generator=generator)
 

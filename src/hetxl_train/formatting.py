@@ -104,3 +104,11 @@ def tick(value: float) -> str:
     if value and abs(value) < 1e-4:
         return f"{value:.3g}".replace("-", MINUS)
     return f"{value:,.6g}".replace("-", MINUS)
+
+
+def printable(text: str) -> str:
+    """Return a name or path that is safe in a message: one line, no control characters, no undecodable bytes."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for letter in text
+    )

@@ -98,6 +98,17 @@ class Parts:
         """Parts of a step over all processes."""
         return self.accumulate * self.processes
 
+    def difference(self, processes: int, accumulate: int) -> str:
+        """Return in a few words what differs from a run with other processes and accumulated parts, if anything."""
+        if (processes, accumulate) == (self.processes, self.accumulate):
+            return ""
+        change = (
+            f", in {self.processes} × {self.accumulate} (processes × accumulate) instead of {processes} × {accumulate}"
+        )
+        if processes * accumulate == self.count:
+            return f"{change}: equal up to the rounding of sums"
+        return f"{change}: noise and dropout are drawn for each part of a batch, so other draws follow from here"
+
     def part(self, accumulated: int) -> int:
         """Return the number of this process's part within the step."""
         return accumulated * self.processes + self.rank
@@ -126,13 +137,23 @@ def _part(split: Split, order: Order, parts: Parts, index: int) -> tuple[Fetched
     return fetched, split.labels.take(fetched.rows)
 
 
-def batches(split: Split, order: Order, parts: Parts, first_step: int, steps: int, workers: int = 0) -> Feed:
-    """Yield the parts of this process from a step on, with their targets; workers read ahead what is slow to read."""
+def batches(
+    split: Split, order: Order, parts: Parts, first_step: int, steps: int, workers: int = 0, pin: bool = False
+) -> Feed:
+    """Yield the parts of this process from a step on, with their targets; workers read ahead what is slow to read.
+
+    With `pin` inputs are in page-locked memory, whose copy to a CUDA device does not wait.
+    """
     part = functools.partial(_part, split, order, parts)
     indices = range(first_step * parts.accumulate, steps * parts.accumulate)
     if not split.workers or not workers:
-        return map(part, indices)
-    return iter(_loader(part, indices, workers, prefetch_factor=4))
+        return map(_pinned, map(part, indices)) if pin else map(part, indices)
+    return iter(_loader(part, indices, workers, prefetch_factor=4, pin_memory=pin))
+
+
+def _pinned(item: tuple[Fetched, Tensor | LabelLists]) -> tuple[Fetched, Tensor | LabelLists]:
+    fetched, targets = item
+    return fetched._replace(inputs=fetched.inputs.pin_memory()), targets
 
 
 def blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from hetxl.optim import learning_rate_at, set_learning_rate
+from hetxl.optim import learning_rate_at, optimizer_over, set_learning_rate
 from hetxl_train.checkpoint import Checkpoint, CheckpointError, Checkpoints, load_moments, load_weights, tensors_of
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.loaders import Feed, Parts, batches
+from hetxl_train.parallel import Alone, autocast, local, strategy, whole_on_main
 from hetxl_train.runs import Log
 from hetxl_train.tasks import Task
-
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -34,6 +32,7 @@ class Progress:
     checkpoint_seconds: float = 0.0
     loss_sum: float = 0.0  # of the steps since the last line of the log
     loss_count: int = 0  # number of these steps
+    evaluated: int = 0  # steps before the last evaluation
     best_nll: float | None = None  # lowest validation loss; None before the first evaluation
     since_best: int = 0  # evaluations since then
     stopped: bool = False  # whether the run ended early
@@ -42,33 +41,33 @@ class Progress:
 class Trainer:
     """Train the model of a task; `unreadable` counts examples that cannot be read."""
 
-    def __init__(self, task: Task, checkpoints: Checkpoints, console: Console, unreadable: UnreadableExamples):
+    def __init__(
+        self, task: Task, checkpoints: Checkpoints, console: Console, unreadable: UnreadableExamples,
+        parallel: Alone | None = None,
+    ):  # fmt: skip
         self.task, self.config, self.model, self.world = task, task.config, task.model, task.world
         self.checkpoints, self.console, self.unreadable = checkpoints, console, unreadable
         self.progress = Progress()
         config, world = self.config, self.world
-        dtype = PRECISIONS[config.precision]
-        self.autocast = lambda: contextlib.nullcontext() if dtype is None else torch.autocast(world.device.type, dtype)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == torch.float16)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "float16")
         self.parts = Parts(config.batch_size, config.accumulate, world.rank, world.processes)
+        self.parallel = strategy(config.data_parallel, world) if parallel is None else parallel
+        self.parallel.divide(self.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.trained:
             raise ValueError("nothing to train: every parameter of the model is frozen")
-        fused = world.device.type in ("cpu", "cuda") and not self.scaler.is_enabled()  # no fused step scales gradients
-        self.optimizer = optim.AdamW(
-            task.parameter_groups(), lr=config.recipe.learning_rate, betas=(config.beta1, config.beta2), fused=fused
-        )
+        self.optimizer = optimizer_over(task.parameter_groups(), config.optim)
         self.average = moving_average(self.model, config.ema) if config.ema else None
         task.start(self.optimizer, self.parts)
         # Summed losses become the mean over the batch; processes average their gradients, parts add theirs.
         self.divisor = task.examples or world.processes
-        # The noise's modules are used in every step of every head: no parameter stays without a gradient.
-        self.called: nn.Module = DistributedDataParallel(self.model) if world.processes > 1 else self.model
+        self.called = self.parallel.wrap(self.model)
 
     def train(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> Progress:
         """Train to the last step.
 
-        Only the main process has a log; there `validate` is called, with the averaged weights if any, for metrics.
+        Only the main process has a log; `validate` is called in all processes, with the averaged weights if any, and
+        returns the same metrics in each.
         """
         config, progress, steps = self.config, self.progress, self.task.steps
         evaluate_every = config.evaluate_every or max(1, -(-steps // self.task.evaluations))
@@ -76,9 +75,11 @@ class Trainer:
         feed = self.feed()
         bar = self.console.bar(config.head.upper(), steps, progress.step)
         # The loss is summed where it is computed: reading it at every step would wait for the device.
-        loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64)
+        loss_sum = self._double(progress.loss_sum)
         with bar, torch.random.fork_rng(devices=[]):
             self.model.train()
+            if progress.step > progress.evaluated and (progress.step == steps or progress.step % evaluate_every == 0):
+                self._evaluate(log, validate)  # the run was stopped between a checkpoint and its evaluation
             while progress.step < steps and not progress.stopped:
                 begin, loss = time.perf_counter(), math.nan
                 loss_sum += self.take_step(progress.step, feed)
@@ -94,36 +95,38 @@ class Trainer:
                     bar.to(progress.step, self._log(log, loss))
                     loss_sum.zero_()
                     progress.loss_count = 0
-                begin = time.perf_counter()
-                improved = self._evaluate(log, validate) if evaluated else False
-                validated = time.perf_counter()
-                progress.validation_seconds += validated - begin
                 if evaluated or progress.step % checkpoint_every == 0:
-                    progress.loss_sum = loss_sum.item()
-                    self._save(best=improved)
-                    progress.checkpoint_seconds += time.perf_counter() - validated
+                    self._save(loss_sum)  # before the evaluation, which takes long and may be interrupted
+                if evaluated:
+                    self._evaluate(log, validate)
         return progress
+
+    def _double(self, value: float) -> Tensor:
+        """Return a number on the device, in double precision where the device has it."""
+        dtype = torch.float32 if self.world.device.type == "mps" else torch.float64
+        return torch.full((), value, dtype=dtype, device=self.world.device)
 
     def feed(self) -> Feed:
         """Return the batches of the steps that are left, with their labels."""
         task = self.task
-        return batches(task.split, task.order, self.parts, self.progress.step, task.steps, self.config.workers)
+        pin = self.config.pin_memory and self.world.device.type == "cuda"
+        return batches(task.split, task.order, self.parts, self.progress.step, task.steps, self.config.workers, pin)
 
     def take_step(self, step: int, feed: Feed) -> Tensor:
         """Take one step of the optimiser; return this process's share of the mean loss."""
         config, task, processes = self.config, self.task, self.world.processes
-        set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.recipe))
+        set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.optim))
         self.optimizer.zero_grad(set_to_none=True)
-        total, read = torch.zeros((), dtype=torch.float64), 0
+        total, read = self._double(0.0), 0
         for accumulated in range(config.accumulate):
             fetched, targets = next(feed)
             self.unreadable.add(fetched)
-            waits = accumulated + 1 < config.accumulate and isinstance(self.called, DistributedDataParallel)
-            with self.called.no_sync() if waits else contextlib.nullcontext():  # pyright: ignore[reportCallIssue]
-                with self.autocast():
+            waits = accumulated + 1 < config.accumulate
+            with self.parallel.accumulating(self.called) if waits else contextlib.nullcontext():
+                with autocast(self.world.device, config.precision):
                     loss, examples = task.loss(self.called, fetched, targets, step, self.parts.part(accumulated))
                 self.scaler.scale(loss * (processes / self.divisor)).backward()
-            total += loss.detach().double().cpu()
+            total += loss.detach()
             read += examples
             task.after_backward()
         if task.examples is not None and (read != task.examples // processes or processes > 1):
@@ -141,11 +144,11 @@ class Trainer:
 
     def _correct_for_missing(self, read: int, examples: int) -> None:
         """Make gradients those of the mean over the examples that could be read."""
-        total = int(self.world.sum(torch.tensor([float(read)], device=self.world.device)).item())
-        if total and total != examples:
-            for parameter in self.trained:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(examples / total)
+        total = self.world.sum(torch.full((), float(read), device=self.world.device)).clamp_(min=1)
+        # The factor stays on the device, nearly always exactly 1: a look at it would wait for the step.
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_((examples / total).to(parameter.grad.dtype))
 
     def _finite(self, loss: float) -> float:
         """Return a finite loss; raise an error that says what to change otherwise."""
@@ -155,7 +158,7 @@ class Trainer:
         where = f"; the last checkpoint is of step {steps[-1]}" if steps else ""
         raise FloatingPointError(
             f"the loss is {loss} after step {self.progress.step}{where}. Lower --learning-rate (now "
-            f"{config.recipe.learning_rate:g}), raise --warmup, or set --clip below {config.clip or 1:g}"
+            f"{config.optim.learning_rate:g}), raise --warmup, or set --clip below {config.clip or 1:g}"
         )
 
     def _log(self, log: Log | None, loss: float) -> str:
@@ -171,30 +174,35 @@ class Trainer:
                 examples=examples,
                 loss=loss,
                 **status,
-                learning_rate=learning_rate_at(progress.step - 1, self.task.steps, self.config.recipe),
+                learning_rate=learning_rate_at(progress.step - 1, self.task.steps, self.config.optim),
                 examples_per_second=round(speed, 1),
             )
         values = [f"{name} {value:.3f}" for name, value in {"loss": loss, **status}.items()]
         return "  ".join([*values, f"{speed:,.0f} examples/s"])
 
-    def _evaluate(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> bool:
-        """Return whether this is the best so far; set `stopped` when patience is at its end."""
-        progress, monitor, improved = self.progress, self.task.monitor, False
+    def _evaluate(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> None:
+        """Evaluate, note the outcome in the step's checkpoint, and set `stopped` when patience is at its end."""
+        progress, monitor, begin = self.progress, self.task.monitor, time.perf_counter()
+        self.model.eval()
+        with self.averaged(), self.parallel.gathered(self.model):
+            metrics = validate()
+        self.model.train()
+        improved = False
+        if monitor is not None:
+            if self.world.is_main and not math.isfinite(metrics[monitor]):
+                self.checkpoints.discard_after(progress.step - 1)  # weights that predict NaN
+            loss = self._finite(metrics[monitor])
+            improved = progress.best_nll is None or loss < progress.best_nll
+            progress.best_nll = loss if improved else progress.best_nll
+            progress.since_best = 0 if improved else progress.since_best + 1
+            progress.stopped = bool(self.config.patience) and progress.since_best >= self.config.patience
+        progress.evaluated = progress.step
+        progress.validation_seconds += time.perf_counter() - begin
+        if log is not None:
+            log.write("evaluation", step=progress.step, seconds=round(progress.seconds, 3), **metrics)
         if self.world.is_main:
-            self.model.eval()
-            with self.averaged():
-                metrics = validate()
-            self.model.train()
-            loss = None if monitor is None else self._finite(metrics[monitor])
-            if log is not None:
-                log.write("evaluation", step=progress.step, seconds=round(progress.seconds, 3), **metrics)
-            if loss is not None:
-                improved = progress.best_nll is None or loss < progress.best_nll
-                progress.best_nll = loss if improved else progress.best_nll
-                progress.since_best = 0 if improved else progress.since_best + 1
-                progress.stopped = bool(self.config.patience) and progress.since_best >= self.config.patience
-        progress.stopped = self.world.broadcast_flag(progress.stopped)
-        return improved
+            self.checkpoints.update(progress.step, {"progress": vars(progress).copy()}, improved)
+        self.world.wait()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -209,15 +217,22 @@ class Trainer:
         finally:
             _copy_parameters(self.model, stored)
 
-    def _save(self, best: bool) -> None:
+    def _save(self, loss_sum: Tensor) -> None:
+        begin, progress = time.perf_counter(), self.progress
+        sums = self.world.values(loss_sum)
+        progress.loss_sum = sums[0]
+        tensors = tensors_of(self.model, self.optimizer) | {
+            f"average.{name}": value for name, value in self._averages()
+        }
+        tensors = whole_on_main(tensors, self.world)
         if self.world.is_main:
             # The generators are seeded by the step: the step is their state.
-            state: dict[str, Any] = {"progress": vars(self.progress).copy(), "seed": self.config.seed}
-            state["scaler"] = self.scaler.state_dict()
-            tensors = tensors_of(self.model, self.optimizer)
-            tensors |= {f"average.{name}": value for name, value in self._averages()}
-            self.checkpoints.save(Checkpoint(self.progress.step, tensors, state), best)
+            state: dict[str, Any] = {"progress": vars(progress).copy(), "seed": self.config.seed}
+            state |= {"parts": [self.parts.processes, self.parts.accumulate], "loss_sums": sums}
+            state |= {"scaler": self.scaler.state_dict(), "unreadable": self.unreadable.state()}
+            self.checkpoints.save(Checkpoint(progress.step, tensors, state))
         self.world.wait()
+        progress.checkpoint_seconds += time.perf_counter() - begin
 
     def _averages(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the averages of trained weights."""
@@ -235,14 +250,21 @@ class Trainer:
                 for name, value in self._averages():
                     value.detach().copy_(checkpoint.tensors[f"average.{name}"])
                 self.average.n_averaged.fill_(checkpoint.step + 1)
-            self.progress = Progress(**checkpoint.state["progress"])
+            # Checkpoints without "evaluated" were written after their evaluation.
+            self.progress = Progress(**{"evaluated": checkpoint.step, **checkpoint.state["progress"]})
+            if self.progress.step != checkpoint.step:
+                raise TypeError(f"its progress says step {self.progress.step}")
+            self.scaler.load_state_dict(checkpoint.state["scaler"])
+            if self.world.is_main and "unreadable" in checkpoint.state:  # a limit that was reached is reached again
+                self.unreadable.restore(checkpoint.state["unreadable"])
         except (KeyError, RuntimeError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint of step {checkpoint.step} is of another model or version: {' '.join(str(error).split())}; "
                 "start in another directory (--out)"
             ) from None
-        if "scaler" in checkpoint.state:
-            self.scaler.load_state_dict(checkpoint.state["scaler"])
+        sums, rank = checkpoint.state.get("loss_sums", [self.progress.loss_sum]), self.world.rank
+        same = len(sums) == self.world.processes
+        self.progress.loss_sum = sums[rank] if same else sum(sums) * self.world.is_main
 
 
 def moving_average(model: nn.Module, decay: float) -> AveragedModel:
@@ -252,10 +274,11 @@ def moving_average(model: nn.Module, decay: float) -> AveragedModel:
     """
 
     def update(averages: list[Tensor], weights: list[Tensor], count: Tensor | int) -> None:
-        step = int(count) - 1
+        # On the CPU: the count that torch hands over was copied to the device, and reading it would wait for that.
+        step = int(average.n_averaged) - 1
         share = 1 - min(decay, (1 + step) / (10 + step))
-        for average, weight in zip(averages, weights, strict=True):
-            average.lerp_(weight, share)
+        for own, weight in zip(averages, weights, strict=True):
+            own.lerp_(weight, share)
 
     average = AveragedModel(model, multi_avg_fn=update)  # pyright: ignore[reportArgumentType]
     average.n_averaged.fill_(1)  # the initial weights count: torch would take the first ones as they are

@@ -1,7 +1,9 @@
 """A backbone with a head as one module: what is trained, saved and evaluated; and the features of a frozen backbone,
 computed once and read from disk from then on."""
 
+import io
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl._files import whole_file, write_array
+from hetxl._files import read_json, sha256_of, whole_file, write_array, write_json
 from hetxl._seeds import derive_seed
+from hetxl._tensors import content_checksum
 from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
 from hetxl.functional.targets import TargetsLike
 from hetxl.metrics.ensemble import Ensemble
@@ -22,7 +25,9 @@ from hetxl_train.config import HeadOptions, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.arrays import ArraySplit
 from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split, UnreadableExamples
+from hetxl_train.data.fingerprint import changes, split_fingerprint
 from hetxl_train.data.mapped_arrays import open_arrays
+from hetxl_train.distributed import World
 from hetxl_train.loaders import blocks, reader
 
 BATCH = 64
@@ -63,6 +68,12 @@ def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: st
     return Model(backbone, head)
 
 
+def answers_of(model: Model) -> list[dict[str, float]]:
+    """Return what the predictions of each head are scaled by, which is not among its weights."""
+    heads: Any = getattr(model.head, "heads", [model.head])
+    return [{"noise_scale": head.noise_scale, "flip_rate": head.flip_rate} for head in heads]
+
+
 def ensemble_of(models: Sequence[Model]) -> Model:
     """Return the ensemble of trained models as one, whose features are the inputs."""
     head: Any = Ensemble([(model.backbone, model.head) for model in models])
@@ -85,10 +96,12 @@ def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
     temperature: Any = 1.0 if options.temperature in ("auto", "learned") else float(options.temperature)
     if options.temperature == "learned":
         temperature = LearnedTemperature(options.temperature_low, options.temperature_high, options.temperature_init)
-    shared = ("rank", "covariance", "residual", "noise_init", "noise_scale", "train_samples", "eval_samples", "sampler")
+    shared = ("rank", "covariance", "residual", "noise_init", "train_samples", "eval_samples", "sampler")
     own = tuple(name for name in head_entry(options.head).options if hasattr(options, name))
     return {name: getattr(options, name) for name in shared + own} | {
         "link": link,
+        "noise_scale": 1.0 if options.noise_scale is None else options.noise_scale,
+        "flip_rate": options.flip_rate or 0.0,
         "temperature": temperature,
         "bias_init": options.bias_init,
     }
@@ -137,23 +150,49 @@ class FeatureFile(ArraySplit):
 
 
 def cached_features(
-    directory: Path, model: Model, dataset: Dataset, workers: int, console: Console
+    directory: Path, model: Model, dataset: Dataset, workers: int, console: Console, world: World
 ) -> tuple[Model, dict[str, Split]]:
     """Return the head behind features that are read instead of computed, and the splits that give them.
 
-    The backbone of the model is frozen; the returned model shares its head.
+    The backbone of the model is frozen; the returned model shares its head. Features of other data or another backbone,
+    or that were damaged, are computed anew. The processes divide the rows.
     """
     splits: dict[str, Split] = {}
     backbone = model.backbone
     bare = Backbone(backbone.body, backbone.out_features, frozen=True)
+    weights = content_checksum({name: value.cpu() for name, value in backbone.state_dict().items()}, {})
     for name in SPLITS:
         if name in dataset.splits:
-            path = directory / f"{name}.npy"
-            if not path.exists():
-                _compute(path, bare, dataset.splits[name], workers, console, name)
-            splits[name] = FeatureFile(path, dataset.splits[name], np.load(directory / f"{name}_rows.npy"))
+            path, split = directory / f"{name}.npy", dataset.splits[name]
+            origin = {"data": split_fingerprint(split), "backbone": weights}
+            if not world.on_main(partial(_is_current, path, origin)):
+                _compute(path, bare, split, workers, console, world)
+                if world.is_main:
+                    write_json(path.with_suffix(".json"), origin | _checksums(path))
+            world.wait()
+            splits[name] = FeatureFile(path, split, np.load(_rows_path(path)))
     rest = Backbone(nn.Identity(), backbone.out_features, normalized=backbone.normalized)
     return Model(rest, model.head), splits
+
+
+def _rows_path(path: Path) -> Path:
+    """Return the file with the rows whose features a file holds."""
+    return path.with_name(f"{path.stem}_rows.npy")
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    return {"features": sha256_of(path), "rows": sha256_of(_rows_path(path))}
+
+
+def _is_current(path: Path, origin: dict[str, Any]) -> bool:
+    """Whether stored features are those of the data and the backbone, and whole."""
+    try:
+        stored = read_json(path.with_suffix(".json"), dict)
+        same = stored["backbone"] == origin["backbone"]
+        unchanged = changes({"": stored["data"]}, {"": origin["data"]}, ("",)) is None
+        return same and unchanged and all(stored[name] == value for name, value in _checksums(path).items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 @torch.no_grad()
@@ -179,26 +218,61 @@ def feature_batches(
         backbone.train(training)
 
 
-def _compute(path: Path, backbone: Backbone, split: Split, workers: int, console: Console, name: str) -> None:
-    """Write the rows that could be read, then their features."""
-    unreadable = UnreadableExamples(path=path.with_name(f"{name}_broken.txt"))
+def _compute(path: Path, backbone: Backbone, split: Split, workers: int, console: Console, world: World) -> None:
+    """Write the features [n, D] of the rows that can be read, and which rows these are.
+
+    Every process writes the features of consecutive rows to a file of its own; the main process joins them.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    alone = world.processes == 1
+    shares = [path] if alone else [path.with_name(f"{path.stem}-{rank}.npy") for rank in range(world.processes)]
+    batches = world.share(blocks(np.arange(len(split)), BATCH))
+    options = (backbone, split, np.concatenate([np.arange(0), *batches]), workers, console)
+    rows = world.gather(lambda: _compute_rows(shares[world.rank], *options))
+    world.on_main(lambda: _join(path, shares, np.concatenate(rows)))
+
+
+def _compute_rows(
+    path: Path, backbone: Backbone, split: Split, rows: np.ndarray, workers: int, console: Console
+) -> np.ndarray:
+    """Write the features of the rows that can be read; return these rows."""
+    name, _, _ = path.stem.partition("-")
+    unreadable = UnreadableExamples(path=path.with_name(f"{path.stem}_broken.txt"))
     device = next(backbone.parameters()).device
-    read: list[np.ndarray] = []
-    done = 0
-    with whole_file(path) as temporary:
-        out = np.lib.format.open_memmap(temporary, "w+", np.float32, (len(split), backbone.out_features))
-        with console.bar(f"features of {name}", len(split)) as bar:
-            for features, rows in feature_batches(backbone, split, np.arange(len(split)), workers, device, unreadable):
-                out[done : done + len(rows)] = features.numpy()
-                read.append(rows)
-                done += len(rows)
+    read, done = [np.arange(0)], 0
+    # Written row after row, not mapped: a full disk is an error of the write, and would kill the process otherwise.
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        file.write(_npy_header(len(rows), backbone.out_features))
+        with console.bar(f"features of {name}", len(rows)) as bar:
+            for features, some in feature_batches(backbone, split, rows, workers, device, unreadable):
+                file.write(features.numpy().astype("<f4", copy=False).tobytes())
+                read.append(some)
+                done += len(some)
                 bar.to(done)
-        out.flush()
-        del out
-        if not read:
+        if len(rows) and not done:
             first = unreadable.examples[0]
-            raise ValueError(f"none of the {len(split)} {name} examples could be read: {first.path}: {first.reason}")
-        # Rows first: features without rows would be taken for whole.
-        write_array(path.with_name(f"{name}_rows.npy"), np.concatenate(read))
-        if done < len(split):  # some could not be read: the file is cut to those that could
-            np.save(temporary, np.load(temporary, mmap_mode="r")[:done].copy())
+            raise ValueError(f"none of the {len(rows)} {name} examples could be read: {first.path}: {first.reason}")
+        file.seek(0)
+        file.write(_npy_header(done, backbone.out_features))
+    return np.concatenate(read)
+
+
+def _join(path: Path, shares: list[Path], rows: np.ndarray) -> None:
+    """Join the features of the processes, whose rows are these."""
+    write_array(_rows_path(path), rows)
+    if shares == [path]:
+        return
+    arrays = [np.load(share, mmap_mode="r") for share in shares]
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        file.write(_npy_header(len(rows), arrays[0].shape[1]))
+        for block in (block for array in arrays for block in blocks(array, 4096)):
+            file.write(block.tobytes())
+    for share in shares:
+        share.unlink()
+
+
+def _npy_header(rows: int, columns: int) -> bytes:
+    """Return the header of a .npy file of float32 [rows, columns]; fewer rows give one of the same length."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, columns)})
+    return header.getvalue()

@@ -14,11 +14,13 @@ import torch
 from hetxl._checks import integer_at_least
 from hetxl._files import whole_file
 from hetxl._seeds import derive_seed
-from hetxl.nn import Prediction
+from hetxl.nn import Head, Prediction
 from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data import open_inputs
-from hetxl_train.data.manifests import SEPARATOR
+from hetxl_train.data.labels import SEPARATOR
+from hetxl_train.data.open import columns_of, tokenizer_of
+from hetxl_train.data.read import Data
 from hetxl_train.distributed import find_device
 from hetxl_train.model import feature_batches
 from hetxl_train.runs import Trained, load_run
@@ -30,49 +32,100 @@ GUARANTEED = ("set_size", "set", "answer")
 
 
 def predict(
-    run: str | Path, inputs: str, out: Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
+    run: str | Path, inputs: Data, out: Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
     target: str = "observed", coverage: float | None = None, risk: float | None = None, seed: int = 0,
-    workers: int = 2, device: str = "auto", console: Console | None = None,
+    workers: int = 2, device: str = "auto", skip_invalid: bool = False, console: Console | None = None,
 ) -> int:  # fmt: skip
     """Write the top classes of every input, with probabilities and where the doubt comes from; return how many inputs.
 
     Args:
-        inputs: array file, image, directory of images or manifest, of the kind the run was trained on.
+        inputs: data of any form of `hetxl_train.data.read`, of the kind that the run was trained on.
         out: .csv, .jsonl or .parquet.
         method: of `head.predict`, as are the target, the seed and S, by default the run's `eval_samples`.
         coverage: adds prediction sets; that of `hetxl calibrate`.
         risk: adds the answer where it is safe enough; that of `hetxl calibrate`.
+        skip_invalid: leave the rows of inputs empty whose features or probabilities are NaN or infinite; otherwise they
+            are an error that names them.
     """
     console = console or Console()
     out = Path(out)
     if out.suffix not in FORMATS:
         raise ValueError(f"--out must end with {', '.join(FORMATS)}, found {out}")
-    integer_at_least("top_k", top_k, 1)
-    trained = load_run(run, find_device(device))
-    calibration = _calibration(trained, coverage, risk)
-    split = open_inputs(inputs, trained.spec)
-    model_device = next(trained.model.parameters()).device
-    generator = torch.Generator(model_device).manual_seed(derive_seed(seed, 16))
-    head: Any = trained.model.head
-    count, written = min(top_k, len(trained.class_names)), 0
-    batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, model_device)
-    uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
-    with _writing(out, count, calibration is not None) as write, console.bar("predicting", len(split)) as bar:
+    options = {"method": method, "num_samples": num_samples, "target": target, "coverage": coverage, "risk": risk}
+    options["skip_invalid"] = skip_invalid
+    predictor = Predictor(run, top_k=top_k, seed=seed, device=device, console=console, **options)
+    trained, written = predictor.trained, 0
+    config = trained.run.config
+    split = open_inputs(inputs, trained.spec, columns=columns_of(config), tokenizer=tokenizer_of(config))
+    every = np.arange(len(split))
+    batches = feature_batches(predictor.trained.model.backbone, split, every, workers, predictor.device)
+    with (
+        _writing(out, predictor.top_k, predictor.calibration is not None) as write,
+        console.bar("predicting", len(split)) as bar,
+    ):
         for features, rows in batches:
-            options = {"method": method, "num_samples": num_samples, "generator": generator, "target": target}
-            prediction = head.predict(features.to(model_device), top_k=count, **options)
-            shown = [split.show(int(row)) for row in rows]
-            sources = [item.image or item.text for item in shown]
-            records = list(rows_of(prediction, trained.class_names, rows, sources))
-            if calibration is not None:
-                whole = head.predict(features.to(model_device), **options) if calibration.needs_all else prediction
-                _guarantee(records, calibration, whole, trained.class_names, uniform)
-            write(records)
+            write(predictor.records(features, rows, [split.name(int(row)) for row in rows]))
             written += len(rows)
             bar.to(int(rows[-1]) + 1)
     if written < len(split):
         console.say(f"{len(split) - written:,} of {len(split):,} inputs could not be read and are left out")
+    if predictor.invalid:
+        console.say(f"{predictor.invalid:,} of {len(split):,} inputs give NaN or infinite values; their rows are empty")
     return written
+
+
+class Predictor:
+    """A trained run that answers for new inputs; the arguments are those of `predict`."""
+
+    def __init__(
+        self, run: str | Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
+        target: str = "observed", coverage: float | None = None, risk: float | None = None, seed: int = 0,
+        device: str = "auto", skip_invalid: bool = False, console: Console | None = None,
+    ):  # fmt: skip
+        self.skip_invalid, self.invalid = skip_invalid, 0  # and how many inputs were not valid so far
+        integer_at_least("top_k", top_k, 1)
+        self.trained = load_run(run, find_device(device), console or Console())
+        self.calibration = _calibration(self.trained, coverage, risk)
+        self.top_k = min(top_k, len(self.trained.class_names))
+        self.device = next(self.trained.model.parameters()).device
+        self.options = {"method": method, "num_samples": num_samples, "target": target}
+        for module in self.trained.model.modules():  # the members of an ensemble, too
+            if isinstance(module, Head):
+                module.eval_seed = seed
+        self.uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
+
+    def records(self, features: torch.Tensor, rows: np.ndarray, sources: Sequence[str | None]) -> list[dict[str, Any]]:
+        """Return what is known of inputs by their features [b, D], with prediction sets and answers if calibrated.
+
+        Features or probabilities that are NaN or infinite are an error that names the rows, or give empty records.
+        """
+        head: Any = self.trained.model.head
+        valid = torch.isfinite(features).reshape(len(rows), -1).all(-1)
+        features = features.masked_fill(~valid.reshape(-1, *[1] * (features.dim() - 1)), 0).to(self.device)
+        prediction = head.predict(features, top_k=self.top_k, **self.options)
+        records = list(rows_of(prediction, self.trained.class_names, rows, sources))
+        if self.calibration is not None:
+            whole = head.predict(features, **self.options) if self.calibration.needs_all else prediction
+            _guarantee(records, self.calibration, whole, self.trained.class_names, self.uniform)
+        valid &= torch.isfinite(prediction.probs.cpu()).all(-1)
+        if not valid.all():
+            self._leave_out(records, rows, valid.numpy())
+        return records
+
+    def _leave_out(self, records: list[dict[str, Any]], rows: np.ndarray, valid: np.ndarray) -> None:
+        """Empty the records [b] of rows that are not valid, in place, or raise."""
+        invalid = rows[~valid]
+        if not self.skip_invalid:
+            some = ", ".join(map(str, invalid[:5])) + (", …" if len(invalid) > 5 else "")
+            raise ValueError(
+                f"features or probabilities of row {some} are NaN or infinite; repair these inputs, or pass "
+                "--skip-invalid to leave their rows empty"
+            )
+        self.invalid += len(invalid)
+        for index in np.flatnonzero(~valid):
+            record = records[index]
+            empty = dict.fromkeys(record) | {"row": record["row"], "source": record["source"]}
+            records[index] = empty | {"top": [(None, None)] * len(record["top"])}
 
 
 def rows_of(
@@ -96,11 +149,16 @@ def rows_of(
             # What UTF-8 has no bytes for, as in a path of another encoding, is escaped.
             "source": source and source.encode("utf-8", "backslashreplace").decode(),
             "top": top,
-            "entropy": round(float(entropy[index]), 5),
-            "from_noise": round(float(noise[index]), 5),
+            "entropy": _rounded(entropy[index], 5),
+            "from_noise": _rounded(noise[index], 5),
             "confused_with": top[1][0] if len(top) > 1 else None,
-            "correlation": None if correlation is None else round(float(correlation[index, 0, 1]), 4),
+            "correlation": None if correlation is None else _rounded(correlation[index, 0, 1], 4),
         }
+
+
+def _rounded(value: torch.Tensor, digits: int) -> float | None:
+    """Return a number for a file; None if it is not finite, such as the correlation of logits that overflow."""
+    return round(float(value), digits) if torch.isfinite(value) else None
 
 
 def _calibration(trained: Trained, coverage: float | None, risk: float | None) -> Calibration | None:
@@ -157,7 +215,8 @@ def _writing(path: Path, top_k: int, guaranteed: bool) -> Iterator[Callable[[lis
                 table.writeheader()
                 yield lambda records: table.writerows(map(_flat, records))
             else:
-                yield lambda records: file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
+                encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+                yield lambda records: file.writelines(encode(row) + "\n" for row in records)
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

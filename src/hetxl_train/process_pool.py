@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 def parallel_map(
-    work: Callable[[Item], Result], items: Sequence[Item], *, jobs: int | None = None
+    work: Callable[[Item], Result], items: Sequence[Item], *, jobs: int | None = None, devices: Sequence[str] = ()
 ) -> Iterator[tuple[Item, Result]]:
     """Yield every item with its result, as they finish; an error is raised, and ends the rest.
 
@@ -54,6 +54,7 @@ def parallel_map(
         work: a function of a module, so that another process can import it.
         items: picklable.
         jobs: how many at a time; None for one per core, 1 for this process alone.
+        devices: as of `Pool`.
     """
     check_jobs(jobs)
     count = min(jobs or default_jobs(), len(items))
@@ -62,7 +63,7 @@ def parallel_map(
             for item in items:
                 yield item, work(item)
         return
-    with Pool(work, count) as pool:
+    with Pool(work, count, devices) as pool:
         for item, result in pool.map(items):
             if isinstance(result, Exception):
                 raise result
@@ -73,12 +74,13 @@ class Pool(ExitStack, Generic[Item, Result]):
     """Processes that do the same kind of work, and stay for the next call of `map`; use it as a context, whose end
     stops them, whatever they are doing.
 
-    The work is as of `parallel_map`; `jobs`, how many items at a time, may be raised between calls.
+    The work is as of `parallel_map`; `jobs`, how many items at a time, may be raised between calls. Each process sees
+    one of the `devices`, named as in CUDA_VISIBLE_DEVICES, in turn; without, every process sees all.
     """
 
-    def __init__(self, work: Callable[[Item], Result], jobs: int = 1):
+    def __init__(self, work: Callable[[Item], Result], jobs: int = 1, devices: Sequence[str] = ()):
         super().__init__()
-        self.work, self.jobs = work, jobs
+        self.work, self.jobs, self.devices = work, jobs, devices
         self._idle: list[Worker] = []
 
     def map(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result | Exception]]:
@@ -92,7 +94,8 @@ class Pool(ExitStack, Generic[Item, Result]):
                 busy[worker.submit(item)] = worker, item
 
         while len(self._idle) < min(self.jobs, len(items)):
-            self._idle.append(self.enter_context(Worker(self.work)))
+            device = self.devices[len(self._idle) % len(self.devices)] if self.devices else None
+            self._idle.append(self.enter_context(Worker(self.work, device)))
         submit(self._idle[: self.jobs])
         while busy:
             for ready in wait(list(busy)):
@@ -102,7 +105,7 @@ class Pool(ExitStack, Generic[Item, Result]):
                 except Exception as error:
                     result = error
                     if isinstance(error, ChildProcessError) and not worker.alive:
-                        worker = self.enter_context(Worker(self.work))
+                        worker = self.enter_context(Worker(self.work, worker.device))
                 self._idle.append(worker)
                 submit([worker])
                 yield item, result
@@ -116,12 +119,13 @@ class Worker:
     wait for work under way, and hang if Ctrl-C reaches a process that has none.)
     """
 
-    def __init__(self, work: Callable[..., Any]):
+    def __init__(self, work: Callable[..., Any], device: str | None = None):
+        self.device = device  # the only one that it sees, as in CUDA_VISIBLE_DEVICES; None for all
         # A new process, not a copy of this one: threads that torch has started here would be missing in a copy.
         context = multiprocessing.get_context("spawn")
         self._connection, connection = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(work, connection, lifeline))
+        self._process = context.Process(target=_serve, args=(work, connection, lifeline, device))
         with _interrupts_ignored(), _main_hidden(unless=b"__main__" in pickle.dumps(work)):
             self._process.start()
         connection.close()
@@ -197,15 +201,17 @@ def _main_hidden(unless: bool) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _serve(work: Callable[[Any], Any], connection: Connection, lifeline: Connection) -> None:
+def _serve(work: Callable[[Any], Any], connection: Connection, lifeline: Connection, device: str | None) -> None:
     torch.set_num_threads(1)
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device  # read when the first run asks for its device
     threading.Thread(target=_exit_with, args=(lifeline,), daemon=True).start()
     while True:
         item = connection.recv()
         try:
             answer = work(item), None, ""
         except Exception as error:
-            answer = None, _picklable(error), traceback.format_exc()
+            answer = None, picklable(error), traceback.format_exc()
         connection.send(answer)
 
 
@@ -216,7 +222,7 @@ def _exit_with(lifeline: Connection) -> None:
     os._exit(1)
 
 
-def _picklable(error: Exception) -> Exception:
+def picklable(error: Exception) -> Exception:
     """Return the error, or one with the same message if it cannot be sent."""
     try:
         return pickle.loads(pickle.dumps(error))

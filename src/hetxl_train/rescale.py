@@ -22,13 +22,16 @@ from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import data_for
-from hetxl_train.model import Model, feature_batches
+from hetxl_train.model import Model, answers_of, feature_batches
+from hetxl_train.owner import owned
 from hetxl_train.runs import Run, Trained, check_single, load_run, open_run, save_model, start_run
 from hetxl_train.tasks.classification import result_of, write_evaluation
 
 SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
-CLEAN_XL = "HET-XL, clean labels"
-"""HET-XL as it predicts the class and not the label that would be given, in comparisons with known label noise."""
+CLEAN, CLEAN_XL = "DET, clean labels", "HET-XL, clean labels"
+CLEANABLE = {"det": CLEAN, "het-xl": CLEAN_XL}
+"""Heads that comparisons also show as they predict the class and not the label that would be given, where training
+labels are known or estimated to be wrong, and their names in tables."""
 SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
 """Heads that comparisons also show rescaled, and their names in tables."""
 
@@ -55,7 +58,10 @@ def rescale(
     model, own = trained.model, dataset.splits.get("validation", dataset.splits["train"])
     if clean:
         scales = Scales(float(model.head.temperature()), CLEAN_NOISE * model.head.noise_scale)
+        model.head.flip_rate = 0.0
     else:
+        if fitted_to is not None:
+            model.head.flip_rate = 0.0  # labels that are trusted
         scales = _fit(trained, own if fitted_to is None else fitted_to, noise)
     model.head.temperature, model.head.noise_scale = FixedTemperature(scales.temperature), scales.noise
     config = dataclasses.replace(
@@ -80,10 +86,17 @@ def write_derived(
         about: how the model differs from that of the run, for model.json.
         facts: for result.json.
     """
-    directory = Path(str(config.out))
-    derived, stored = start_run(config, directory), read_json(run.path / "model.json")
+    with owned(Path(str(config.out))) as directory:
+        return _write_derived(start_run(config, directory), run, model, dataset, label, method, about or {}, facts)
+
+
+def _write_derived(
+    derived: Run[TrainConfig], run: Run[TrainConfig], model: Model, dataset: Dataset, label: str, method: str,
+    about: Mapping[str, Any], facts: Mapping[str, Any],
+) -> str:  # fmt: skip
+    config, directory, stored = derived.config, derived.path, read_json(run.path / "model.json", dict)
     save_model(derived, model)
-    write_json(directory / "model.json", stored | dict(about or {}))
+    write_json(directory / "model.json", stored | {"answers": answers_of(model)} | dict(about))
     counts = np.asarray(stored.get("class_counts"))
     name = "test" if "test" in dataset.splits else "validation"
     options = {"workers": config.workers, "class_names": dataset.class_names, "method": method}

@@ -15,13 +15,13 @@ from hetxl_train.console import Console
 from hetxl_train.data import Description, describe
 from hetxl_train.data.dataset import Dataset
 from hetxl_train.data.open import open_data
-from hetxl_train.distributed import find_device
+from hetxl_train.distributed import accelerators, find_device
 from hetxl_train.estimate import LARGE
 from hetxl_train.formatting import amount, rough_duration
 from hetxl_train.loaders import Parts
 from hetxl_train.model import build_model, link_of
 from hetxl_train.process_pool import check_jobs, default_jobs, parallel_map
-from hetxl_train.rescale import CLEAN_XL, rescale
+from hetxl_train.rescale import rescale
 from hetxl_train.runs import check_same
 from hetxl_train.tasks.classification import estimate_on
 from hetxl_train.training import train
@@ -41,7 +41,6 @@ class PlannedRun:
     config: TrainConfig  # with a directory that no other run has
     data: str = "whole"  # the rows that a trial sees: of `hetxl_train.search.trial.DATA`
     scaled: Path | None = None  # directory of the same head rescaled to the validation split afterwards
-    clean: Path | None = None  # directory of the same head as it predicts clean labels
 
     @property
     def title(self) -> str:
@@ -62,8 +61,8 @@ class PlannedRun:
 
     @property
     def directories(self) -> list[Path]:
-        """Its directory, and those of the same head for clean labels and rescaled; the last is the one that counts."""
-        return [path for path in (self.directory, self.clean, self.scaled) if path is not None]
+        """Its directory, and that of the same head rescaled, which is the one that counts."""
+        return [path for path in (self.directory, self.scaled) if path is not None]
 
 
 def run_planned(
@@ -71,9 +70,12 @@ def run_planned(
 ) -> None:
     """Do the runs that are not finished, all on the same data, which other processes open themselves.
 
-    Of `jobs` at a time, one thread each, as many run as fit into memory; None is one after the other, on all threads.
+    Of `jobs` at a time, one thread each, as many run as fit into memory; None is one on each of several accelerators,
+    otherwise one after the other, on all threads.
     """
     check_jobs(jobs)
+    if jobs is None and runs and len(devices := accelerators(runs[0].config.device)) > 1:
+        jobs = len(devices)
     if jobs is None:
         for run in runs:
             _run(run, dataset, description, console)
@@ -85,18 +87,18 @@ def run_planned(
 def run_each(work: Callable[[Any], str], runs: Sequence[Any], *, jobs: int | None, console: Console) -> None:
     """Do runs of any kind, each with a `title`, and print a line about each.
 
-    The work does one and returns its result in words; work, runs and jobs as of `parallel_map`.
+    The work does one and returns its result in words; work, runs and jobs as of `parallel_map`. Several accelerators
+    are divided among the processes.
     """
+    devices = accelerators(runs[0].config.device) if runs else []
     with console.bar("runs", len(runs)) as bar:
-        for number, (run, result) in enumerate(parallel_map(work, runs, jobs=jobs), 1):
+        for number, (run, result) in enumerate(parallel_map(work, runs, jobs=jobs, devices=devices), 1):
             console.say(f"[{number}/{len(runs)}] {run.title}: {result}")
             bar.to(number)
 
 
 def _run(run: PlannedRun, dataset: Dataset, description: Description, console: Console) -> None:
     trained = train(run.config, dataset=dataset, console=console, label=run.name, description=description)
-    if run.clean is not None:
-        rescale(trained, run.clean, dataset, console, CLEAN_XL, clean=True)
     if run.scaled is not None:
         rescale(trained, run.scaled, dataset, console)
 
@@ -118,7 +120,8 @@ def result_line(result: Mapping[str, Any], scaled: Mapping[str, Any] | None = No
 
 def data_source(config: TrainConfig) -> tuple[Any, ...]:
     """Return the options that the data of a run depends on: runs with the same source can share a dataset."""
-    return tuple(value for name, value in config.to_dict()["data"].items() if name != "workers")
+    own = tuple(value for name, value in config.to_dict()["data"].items() if name != "workers")
+    return (*own, config.backbone)  # images are read as the backbone takes them
 
 
 def cached_dataset(source: Hashable, load: Callable[[], Dataset]) -> tuple[Dataset, Description]:
@@ -152,9 +155,11 @@ def jobs_for(runs: int, needed: int | None, jobs: int | None, device: str = "aut
 
     Args:
         needed: bytes of one; None if unknown.
-        jobs: the most; None for the number of cores, or 1 on an accelerator.
+        jobs: the most; None for the number of cores, or that of the accelerators.
     """
-    most = (default_jobs() if find_device(device).type == "cpu" else 1) if jobs is None else jobs
+    if jobs is None:
+        jobs = default_jobs() if find_device(device).type == "cpu" else max(1, len(accelerators(device)))
+    most = jobs
     available = available_memory()
     if needed and available is not None:
         most = min(most, int(SHARE * available) // needed)

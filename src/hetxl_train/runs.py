@@ -11,33 +11,43 @@ noise_free.*                               the head before its noise was switche
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple
+from typing import IO, Any, Generic, NamedTuple, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from hetxl._files import read_json, write_bytes, write_json
+from hetxl._files import parse_json, read_json, write_bytes, write_json
+from hetxl._tensors import check_finite, read_tensors, write_tensors
 from hetxl.nn import Head, LaplaceHead
 from hetxl.nn.averaged import AveragedHead
-from hetxl_train.checkpoint import Checkpoints, load_weights, save_tensors
+from hetxl_train.checkpoint import Checkpoints, weights_of
 from hetxl_train.config import Config, ContrastiveConfig, RunConfig, TrainConfig
-from hetxl_train.data.dataset import InputSpec
-from hetxl_train.data.describe import changes, fingerprint
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import InputKind, InputSpec
+from hetxl_train.data.fingerprint import changes, fingerprint
+from hetxl_train.data.transforms import Preprocessing
 from hetxl_train.defaults import with_defaults
+from hetxl_train.distributed import World
+from hetxl_train.loggers import Logger, numbers
 from hetxl_train.model import Model, build_model, ensemble_of
-from hetxl_train.tasks.towers import Specs, TwoTowers, build_towers
+from hetxl_train.owner import LOCK
+from hetxl_train.parallel import whole_on_main
+from hetxl_train.towers import Specs, TwoTowers, build_towers
 
-NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "keep", "log_every")
+NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "loggers", "keep", "log_every", "timeout")
 """Options that may differ when a run is resumed: they change nothing in its result."""
+HOW_IT_IS_CUT = ("accumulate",)
+"""Options that may differ as well, as may the number of processes: the resumed run says what they change."""
 BEGUN = ("log.jsonl", "checkpoints", "features", "model.safetensors", "result.json")
 """What a run has, or some of it, once it has begun."""
 
-BEFORE: dict[str, Any] = {"standardize": False, "noise_start": 0.0}
+WEIGHTS, WEIGHTS_FORMAT = "model.safetensors", "hetxl-weights-1"
+"""The trained weights; files without a format are older and have no checksum."""
+
+BEFORE: dict[str, Any] = {"standardize": False, "noise_start": 0.0, "flip_rate": 0.0}
 """What runs without these options in their config.json were trained with."""
 
 
@@ -90,7 +100,7 @@ def start_run(config: Config, directory: Path) -> Run[Config]:
     """Create the directory of a run with its config.json, or check that a run there has the same configuration."""
     if (directory / "config.json").exists():
         check_same(config, directory)
-    elif directory.exists() and any(directory.iterdir()):
+    elif directory.exists() and any(path.name != LOCK for path in directory.iterdir()):
         raise ValueError(f"{directory} has files but no run in it; choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", config.to_dict())
@@ -105,16 +115,47 @@ def check_same(config: Config, directory: Path) -> None:
     if not any((directory / name).exists() for name in BEGUN):
         return
     stored = open_run(directory, type(config)).config
-    # Beside steps, epochs say nothing.
-    left_out = {*NOT_PART_OF_THE_RUN, *(["epochs"] if stored.steps is not None else [])}
-    differing = [
-        f"{field.name} {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
-        for field in dataclasses.fields(config)
-        if field.name not in left_out and getattr(stored, field.name) != getattr(config, field.name)
-    ]
-    if differing:
-        options = "; ".join(differing[:4] + ["…"] * (len(differing) > 4))
+    if options := _differing(_options(stored), _options(config)):
         raise ValueError(f"{directory} holds a run with other options ({options}); choose another --out, or remove it")
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """Return the options that change the result of a run."""
+    names = (field.name for field in dataclasses.fields(config))
+    return {name: getattr(config, name) for name in names if name not in NOT_PART_OF_THE_RUN + HOW_IT_IS_CUT}
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Say in which options that change the result two runs differ, of those that both have; empty if in none."""
+    # Beside steps, epochs say nothing.
+    left_out = ("epochs",) if there.get("steps") is not None else ()
+    differing = [
+        f"{name} {there[name]!r} there, {value!r} here"
+        for name, value in here.items()
+        if name not in left_out and name in there and there[name] != value
+    ]
+    return "; ".join(differing[:4] + ["…"] * (len(differing) > 4))
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a checkpoint knows of its run: the options, with the seed, and the fingerprint of the data."""
+
+    config: RunConfig
+    data: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {"options": _options(self.config), "data": self.data}
+
+    def difference(self, stored: Any) -> str | None:
+        """Say how a stored identity differs; None if it does not."""
+        here = json.loads(json.dumps(self.as_dict()))  # as JSON gives it back: lists for tuples
+        try:
+            differing = _differing(stored["options"], here["options"])
+            return differing or changes(stored["data"], here["data"], tuple(here["data"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            return f"its identity cannot be read ({error})"
 
 
 def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) -> None:
@@ -123,8 +164,13 @@ def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) ->
     Runs without a fingerprint in model.json are believed.
     """
     path = run.path / "model.json"
-    before = read_json(path).get("data") if path.exists() else None
-    difference = None if before is None else changes(before, fingerprint(dataset), splits)
+    before = read_json(path, dict).get("data") if path.exists() else None
+    try:
+        difference = None if before is None else changes(before, fingerprint(dataset), splits)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read: its fingerprint of the data is damaged ({error}); {instead}"
+        ) from None
     if difference is not None:
         raise ValueError(
             f"{run.config.data} is not what {run.path} was trained on: {difference}. Rows to be tested on may be among "
@@ -132,9 +178,11 @@ def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) ->
         )
 
 
-def save_model(run: Run, model: nn.Module) -> None:
-    """Write the weights that prediction uses."""
-    save_tensors(run.path / "model.safetensors", model.state_dict())
+def save_model(run: Run, model: nn.Module, world: World | None = None) -> None:
+    """Write the weights that prediction uses, in the main process of `world`; all processes call this."""
+    weights = model.state_dict() if world is None else whole_on_main(model.state_dict(), world)
+    if world is None or world.is_main:
+        write_tensors(run.path / WEIGHTS, weights, {"format": WEIGHTS_FORMAT})
 
 
 def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:  # pyright: ignore[reportArgumentType]
@@ -155,8 +203,11 @@ def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:
     return Run(directory, kind(**options))
 
 
-def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
-    """Return the trained classifier of a run; before its end, with the weights of its best or last checkpoint."""
+def load_run(path: str | Path, device: torch.device | str = "cpu", console: Console | None = None) -> Trained:
+    """Return the trained classifier of a run; before its end, with the weights of its best or last checkpoint.
+
+    Weights with a checksum are verified; the console notes those of an older version that have none.
+    """
     run = open_run(path)
     with _model_json(run) as about:
         spec, names, link = _spec(about["input"]), about["class_names"], about["link"]
@@ -164,16 +215,14 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> Trained:
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
     # The trained weights are in the run: published ones need not be downloaded again.
     config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
-    models = [build_model(config, spec, len(names), link) for _ in range(about.get("members", 1))]
+    with _model_json(run):
+        models = [build_model(config, spec, len(names), link) for _ in range(about.get("members", 1))]
+        for single, answers in zip(models, about.get("answers", ()), strict=False):
+            single.head.noise_scale, single.head.flip_rate = answers["noise_scale"], answers["flip_rate"]
     model = models[0] if len(models) == 1 else ensemble_of(models)
     if about.get("laplace"):
         model.head = LaplaceHead.of(model.head)
-    try:
-        _load_weights(run, model)
-    except RuntimeError:  # with a frozen backbone, checkpoints hold the head alone
-        raise ValueError(
-            f"{run.path} has not ended, and its checkpoints do not hold the whole model; let hetxl train finish it"
-        ) from None
+    _load_weights(run, model, console)
     return Trained(run, model.to(device).eval(), spec, names, link, about.get("class_counts"))
 
 
@@ -188,8 +237,8 @@ def load_contrastive_run(path: str | Path, device: torch.device | str = "cpu") -
     run = open_run(path, ContrastiveConfig)
     with _model_json(run) as about:
         specs = Specs(_spec(about["image"]), None if about["text"] is None else _spec(about["text"]))
-    model = build_towers(run.config, specs)
-    _load_weights(run, model)
+    model = build_towers(run.config, specs, gather=False)  # a process evaluates by itself
+    _load_weights(run, model, None)
     return TrainedTowers(run, model.to(device).eval(), specs)
 
 
@@ -198,66 +247,96 @@ def _model_json(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the content of model.json; raise for what cannot be read of it."""
     path = run.path / "model.json"
     try:
-        yield read_json(path)
-    except (OSError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); train again in another --out") from None
+        yield read_json(path, dict)
+    except (OSError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RuntimeError) as error:
+        reason = " ".join(str(error).splitlines()[0].split()) if str(error) else type(error).__name__
+        raise ValueError(f"{path} cannot be read ({reason}); train again in another --out") from None
 
 
-def _load_weights(run: Run, model: nn.Module) -> None:
+def _load_weights(run: Run, model: nn.Module, console: Console | None) -> None:
     """Load the trained weights, or those of the best or last checkpoint."""
-    weights = run.path / "model.safetensors"
-    if weights.exists():
-        try:
-            model.load_state_dict(load_file(weights))
-        except (SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{weights} cannot be used: {' '.join(str(error).split())[:300]}") from None
-        return
-    checkpoint, refused = run.checkpoints.best()
-    if checkpoint is None:
-        raise ValueError(f"{run.path} has no weights yet: {refused[0] if refused else 'no checkpoint was written'}")
-    load_weights(model, checkpoint, averaged=bool(run.config.ema))
+    path = run.path / WEIGHTS
+    if path.exists():
+        stored = read_tensors(path)
+        if not stored.checked:
+            if stored.metadata:  # older files have none
+                raise ValueError(f"{path} was changed or damaged: its checksum is missing; restore it or train again")
+            (console or Console(quiet=True)).say(
+                f"{path} has no checksum (it is of an older hetxl) and is not verified"
+            )
+        tensors = stored.tensors
+    else:
+        checkpoint, refused = run.checkpoints.best()
+        if checkpoint is None:
+            raise ValueError(f"{run.path} has no weights yet: {refused[0] if refused else 'no checkpoint was written'}")
+        tensors = weights_of(checkpoint, averaged=bool(run.config.ema))
+    _check_types(path, tensors, model)
+    # Buffers may be infinite, such as a mask's.
+    check_finite(path, tensors, dict(model.named_parameters()))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        if not path.exists():  # with a frozen backbone, checkpoints hold the head alone
+            raise ValueError(
+                f"{run.path} has not ended, and its checkpoints do not hold the whole model; let hetxl train finish it"
+            ) from None
+        raise ValueError(f"{path} cannot be used: {' '.join(str(error).split())[:300]}") from None
+
+
+def _check_types(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Raise if weights have several floating-point types where the model has one: they were put together."""
+    types = {name: tensors[name].dtype for name, value in model.named_parameters() if name in tensors}
+    if len(set(types.values())) > len({value.dtype for value in model.parameters()}):
+        common = max(set(types.values()), key=list(types.values()).count)
+        name = next(name for name, dtype in types.items() if dtype != common)
+        raise ValueError(f"{path} cannot be used: {name} has type {types[name]}, the other weights {common}")
 
 
 def _spec(values: dict[str, Any]) -> InputSpec:
-    return InputSpec(values["kind"], tuple(values["shape"]), values["vocabulary"])
+    image = values.get("image")  # runs from before it was saved have the default
+    preprocessing = None if image is None else Preprocessing(**image)
+    kind, shape, vocabulary = values["kind"], tuple(values["shape"]), values["vocabulary"]
+    sizes = (*shape, 1 + vocabulary)
+    if kind not in get_args(InputKind) or not shape or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise TypeError(f"input is {kind!r:.40} of shape {list(shape)}")
+    return InputSpec(kind, shape, vocabulary, preprocessing)
 
 
 # ---- the log
 
 
 class Log:
-    """Append to `log.jsonl`, one JSON object per line, and to TensorBoard's files in a directory if it is not None.
+    """Append to `log.jsonl`, one JSON object per line, and hand the numbers to loggers.
 
-    Lines after the step `after`, which will be done again, are dropped.
+    Lines after the step `after`, and evaluations after `evaluated` (None for the same step), which will be done again,
+    are dropped.
     """
 
-    def __init__(self, path: Path, after: int = 0, tensorboard: Path | None = None):
+    def __init__(self, path: Path, after: int = 0, loggers: Sequence[Logger] = (), evaluated: int | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [line for line in read_log(path) if line.get("step", 0) <= after]
+        last = {"evaluation": after if evaluated is None else evaluated}
+        lines = [line for line in read_log(path) if line.get("step", 0) <= last.get(line.get("kind", ""), after)]
         write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run is
-        self._events: Any = None
-        if tensorboard is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ImportError("--tensorboard needs tensorboard: pip install tensorboard") from None
-            self._events = SummaryWriter(str(tensorboard), purge_step=after + 1)
+        self._loggers = loggers
 
     def write(self, kind: str, **values: Any) -> None:
-        """Add a line; numbers also go to TensorBoard."""
+        """Add a line; numbers also go to the loggers."""
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
         self._file.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                if name != "step" and isinstance(value, int | float):
-                    self._events.add_scalar(f"{kind}/{name.replace('@', '_at_')}", value, values["step"])
+        for logger in self._loggers:
+            logger.write(values["step"], numbers(kind, values))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Hand the result of the run to the loggers."""
+        for logger in self._loggers:
+            logger.finish({name: value for name, value in result.items() if isinstance(value, int | float)})
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files and connections."""
         self._file.close()
-        if self._events is not None:
-            self._events.close()
+        for logger in self._loggers:
+            logger.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -266,10 +345,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
+        with contextlib.suppress(ValueError):
+            lines.append(parse_json(text, str(path), dict))
     return lines

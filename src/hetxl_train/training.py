@@ -9,21 +9,24 @@ import torch
 
 from hetxl._files import write_json
 from hetxl.registry import HEAD_LABELS
-from hetxl_train.checkpoint import load_weights
+from hetxl_train.checkpoint import Checkpoints, load_weights
 from hetxl_train.config import Config, RunConfig, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import Dataset, Description
 from hetxl_train.data.dataset import UnreadableExamples
+from hetxl_train.data.fingerprint import fingerprint
 from hetxl_train.data.pairs import Pairs
 from hetxl_train.distributed import world
 from hetxl_train.formatting import duration
+from hetxl_train.loggers import open_loggers
 from hetxl_train.loop import Progress, Trainer
-from hetxl_train.runs import Log, Run, check_data, default_directory, save_model, start_run
+from hetxl_train.owner import owned
+from hetxl_train.runs import Log, Run, RunIdentity, check_data, default_directory, save_model, start_run
 from hetxl_train.tasks import Task
 
 
 def train(
-    config: Config, *, dataset: Dataset | Pairs | None = None, console: Console | None = None, label: str | None = None,
+    config: Config, *, dataset: Any = None, console: Console | None = None, label: str | None = None,
     description: Description | None = None,
 ) -> Run[Config]:  # fmt: skip
     """Train, evaluate on the test split, and write everything into the run's directory.
@@ -31,19 +34,26 @@ def train(
     A directory with a run of the same configuration is resumed; a finished one is left as it is.
 
     Args:
-        dataset: opened already, label noise or swaps included; None to open what the configuration names.
+        dataset: opened already, label noise or swaps included; or a DataFrame or `datasets.Dataset`, opened in place of
+            what the configuration names, by which its run is called; None to open that.
         label: name of the run in reports; that of the head by default.
         description: of the data, printed already; None to describe the data and print that.
     """
     task_class, console, began = _task_class(config), console or Console(), time.perf_counter()
-    with world(config.device) as processes:
+    if dataset is not None and not isinstance(dataset, Dataset | Pairs):
+        dataset = task_class.open(config, data=dataset)
+    with world(config.device, config.timeout) as processes, contextlib.ExitStack() as stack:
         if not processes.is_main:
             console = Console(quiet=True)
         directory = default_directory(config) if config.out is None else Path(config.out)
         if dataset is None and not directory.exists():
             dataset = task_class.open(config)  # data that cannot be opened leaves no directory behind
-        run = start_run(config, directory) if processes.is_main else Run(directory, config)
-        processes.wait()
+
+        def own_and_start() -> Run[Config]:
+            stack.enter_context(owned(directory))
+            return start_run(config, directory)
+
+        run = processes.on_main(own_and_start)
         if run.finished:
             console.say(f"{run.path} is done; see result.json there, or hetxl {task_class.command}report {run.path}")
             return run
@@ -70,37 +80,46 @@ def _task_class(config: RunConfig) -> Any:
 def _train(task: Task, run: Run, console: Console, label: str, began: float) -> None:
     """Train from the last checkpoint to the result; `began` is when the process did, by `time.perf_counter`."""
     processes, is_main = task.world, task.world.is_main
-    unreadable = UnreadableExamples(path=run.path / "broken.txt" if is_main else None)
-    trainer = Trainer(task, run.checkpoints, console, unreadable)
-    checkpoint, refused = run.checkpoints.latest()
+    unreadable = UnreadableExamples(path=run.path / ("broken.txt" if is_main else f"broken-{processes.rank}.txt"))
+    checkpoints = Checkpoints(
+        run.checkpoints.directory, run.config.keep, RunIdentity(run.config, fingerprint(task.dataset))
+    )
+    trainer = Trainer(task, checkpoints, console, unreadable)
+    if checkpoints.steps():
+        check_data(run, task.dataset, tuple(task.dataset.splits), "train again in another --out")
+    checkpoint, refused = checkpoints.latest()
     for message in refused:
         console.say(f"Not used: {message}")
     if checkpoint is not None:
-        check_data(run, task.dataset, tuple(task.dataset.splits), "train again in another --out")
         trainer.restore(checkpoint)
-        console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}")
+        difference = trainer.parts.difference(*checkpoint.state.get("parts", (1, task.config.accumulate)))
+        console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}{difference}")
     processes.wait()
     before = sum(_phases(trainer.progress).values())  # in the processes that were stopped
     log = None
     if is_main:
-        run.checkpoints.discard_after(trainer.progress.step)
+        checkpoints.discard_after(trainer.progress.step)
         write_json(run.path / "model.json", task.describe())
         task.write_data(run.path)
-        if checkpoint is None and (estimate := task.estimate(trainer.parts)) is not None and estimate.matters:
+        alone = not trainer.parallel.divided  # a process with a part of the weights cannot try a step by itself
+        if alone and checkpoint is None and (estimate := task.estimate(trainer.parts)) is not None and estimate.matters:
             console.say(f"{label}: {estimate}")
-        events = run.path / "tensorboard" if task.config.tensorboard else None
-        log = Log(run.path / "log.jsonl", trainer.progress.step, events)
+        step, options = trainer.progress.step, task.config.options()
+        loggers = open_loggers(task.config.chosen_loggers, run.path, options, step)
+        log = Log(run.path / "log.jsonl", step, loggers, trainer.progress.evaluated)
+    processes.wait()
     with contextlib.closing(log) if log is not None else contextlib.nullcontext():
         progress = trainer.train(log, task.validate)
-    if unreadable.seen:
-        unreadable.finish()
-    processes.wait()
-    if is_main:
+        if unreadable.seen:
+            unreadable.finish()
+        processes.wait()
         result = _finish(task, run, trainer, progress, label, began - before)
-        console.say(f"{label}: {task.summary(result)}; {run.path}")
-        phases = {name.removesuffix("_seconds"): value for name, value in result.items() if name.endswith("_seconds")}
-        order = ("train", "validation", "checkpoint", "evaluate", "other")
-        console.say(f"Time: {', '.join(f'{name} {duration(phases[name])}' for name in order)}")
+        if log is not None:
+            log.finish(result)
+    console.say(f"{label}: {task.summary(result)}; {run.path}")
+    phases = {name.removesuffix("_seconds"): value for name, value in result.items() if name.endswith("_seconds")}
+    order = ("train", "validation", "checkpoint", "evaluate", "other")
+    console.say(f"Time: {', '.join(f'{name} {duration(phases[name])}' for name in order)}")
     processes.wait()
 
 
@@ -121,17 +140,21 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
     config, step = task.config, progress.step
     weights = trainer.averaged()
     if config.patience:
-        checkpoint, _ = run.checkpoints.best()
+        checkpoint, _ = trainer.checkpoints.best()
         assert checkpoint is not None
         load_weights(task.model, checkpoint, averaged=bool(config.ema))
         step, weights = checkpoint.step, torch.no_grad()
     with weights:
-        task.choose_weights()
-        save_model(run, task.whole)
+        with trainer.parallel.gathered(task.model):
+            task.choose_weights()
+        if task.world.is_main:
+            write_json(run.path / "model.json", task.describe())
+        save_model(run, task.whole, task.world)
         begin = time.perf_counter()
         # The last step ends with an evaluation; other weights are kept only where a run may stop early.
         result = {"label": label, "head": config.head, "seed": config.seed}
-        result |= task.result(run.path, stopped=progress.stopped, validate=bool(config.patience))
+        with trainer.parallel.gathered(task.model):
+            result |= task.result(run.path, stopped=progress.stopped, validate=bool(config.patience))
     result |= {
         "steps": step,
         "examples": step * config.batch_size,
@@ -140,5 +163,6 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
     }
     spent = sum(value for name, value in result.items() if name.endswith("_seconds"))
     result["other_seconds"] = max(0.0, time.perf_counter() - began - spent)  # data, model, estimate, saved weights
-    write_json(run.path / "result.json", result)
+    if task.world.is_main:
+        write_json(run.path / "result.json", result)
     return result

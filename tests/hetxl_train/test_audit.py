@@ -14,6 +14,7 @@ from hetxl_train.cli.commands import app
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import open_dataset
+from hetxl_train.data.transforms import ImageTransform
 from support.browser import Browser, needs_browser
 
 STEPS = {"steps": 120, "batch_size": 64, "rank": 4, "train_samples": 4, "eval_samples": 16}
@@ -160,7 +161,7 @@ def test_images_are_audited_by_a_run_and_corrected_in_a_manifest(tmp_path: Path)
     assert "data:image/jpeg;base64," in (tmp_path / "audit" / "audit.html").read_text()
     changed, _ = apply_decisions(tmp_path / "audit", tmp_path / "corrected.csv", top=4 / 60)
     assert changed == 4
-    corrected = open_dataset(tmp_path / "corrected.csv", image_size=8, whole=True).splits["test"]
+    corrected = open_dataset(tmp_path / "corrected.csv", transform=ImageTransform(8), whole=True).splits["test"]
     for row in range(60):
         shown = corrected.show(row)
         assert np.asarray(corrected.labels.ids)[row] == int(Path(str(shown.image)).stem) % 2

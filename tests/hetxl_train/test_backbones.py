@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetxl_train.backbones import Backbone, Cnn, Mlp, TokenWindow, build_backbone
+from hetxl_train.backbones import Backbone, Cnn, Mlp, TokenWindow, build_backbone, layer_depths
 from hetxl_train.data.dataset import InputSpec
 from support.training import small
 
@@ -273,3 +273,49 @@ def test_centred_features_have_no_mean_over_a_batch():
     assert Cnn(8, 1, 5, 32, channels=1)(images).mean(0).abs().max() > 0.1
     module.eval()
     torch.testing.assert_close(module(images)[:1], module(images[:1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["timm:test_vit", "timm:test_convnext", "hf:segformer", "cnn"])
+def test_depths_count_the_layers_above(name):
+    backbone = build(name, InputSpec("image", (3, 160, 160)))
+    depths = layer_depths(backbone)
+    assert set(depths) == {name for name, _ in backbone.named_parameters()}
+    assert min(depths.values()) == 1
+    first = max(depths, key=depths.__getitem__)
+    assert first == next(iter(depths))  # what is nearest to the images is the deepest
+    if name == "timm:test_vit":  # its 6 blocks, and the embedding below them
+        assert [depths[f"body.blocks.{block}.mlp.fc1.weight"] for block in range(6)] == [6, 5, 4, 3, 2, 1]
+        assert (depths["body.norm.weight"], depths["body.cls_token"]) == (1, 7)
+
+
+def test_drop_path_drops_residual_branches_in_training():
+    backbone = build("timm:test_vit", InputSpec("image", (3, 160, 160)), drop_path=0.5)
+    inputs = torch.randn(2, 3, 160, 160)
+    assert not torch.equal(backbone.train()(inputs), backbone(inputs))
+    assert torch.equal(backbone.eval()(inputs), backbone(inputs))
+    for name in ("cnn", "hf:vit"):
+        with pytest.raises(ValueError, match="drop_path"):
+            build(name, IMAGES, drop_path=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "features"), [("resnet152", 2048), ("vit-l/32", 1024)])
+def test_the_papers_backbones_are_those_of_params(name, features):
+    from hetxl.profiling.backbones import build_backbone as on_meta
+
+    backbone = build(name, InputSpec("image", (3, 64, 64)))
+    assert backbone.out_features == features
+    if name == "resnet152":  # of another size, a ViT has other position embeddings
+        assert sum(parameter.numel() for parameter in backbone.parameters()) == on_meta(name).parameters
+
+
+def test_a_classifier_of_transformers_gives_the_features_that_it_classifies(tmp_path):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    theirs = ViTForImageClassification(ViTConfig(**options, image_size=32, patch_size=8, num_labels=3)).eval()
+    theirs.save_pretrained(tmp_path)
+    backbone = build_backbone(small(backbone=f"hf:{tmp_path}"), IMAGES).eval()
+    inputs = inputs_for(IMAGES)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.classifier(backbone(inputs)), theirs(pixel_values=inputs).logits)

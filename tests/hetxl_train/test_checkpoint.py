@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hetxl.optim import Recipe, build_optimizer
 from hetxl_train.checkpoint import (
     STATE,
     TENSORS,
@@ -77,13 +78,17 @@ def test_tensors_that_share_memory_or_are_views(tmp_path):
 def test_the_last_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
-        checkpoints.save(checkpoint(step), best=step in (1, 3))
+        checkpoints.save(checkpoint(step))
+        checkpoints.update(step, {"evaluated": step}, best=step in (1, 3))
     assert checkpoints.steps() == [3, 5, 6]
     assert checkpoints.best_step() == 3
     assert checkpoints.best()[0].step == 3
     assert sorted(os.listdir(tmp_path)) == ["best.json", "step-00000003", "step-00000005", "step-00000006"]
-    checkpoints.save(checkpoint(7), best=True)
+    checkpoints.save(checkpoint(7))
+    assert checkpoints.steps() == [3, 6, 7]
+    checkpoints.update(7, {"evaluated": 7}, best=True)
     assert checkpoints.steps() == [6, 7]
+    assert checkpoints.load(7).state["evaluated"] == 7
 
 
 def test_the_same_step_again(stored):
@@ -184,7 +189,8 @@ def test_all_damaged_checkpoints_are_refused(stored):
 
 
 def test_a_damaged_best_gives_way_to_the_newest(stored):
-    stored.save(checkpoint(40), best=True)
+    stored.save(checkpoint(40))
+    stored.update(40, {}, best=True)
     stored.save(checkpoint(50))
     cut_tensors(path_of(stored, 40))
     checkpoints, refused = stored.best()
@@ -272,6 +278,26 @@ def step(model, optimizer, steps):
         optimizer.zero_grad()
         model(torch.ones(1, 3)).square().sum().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "lamb", "lion"])
+def test_every_optimizer_continues_identically(name):
+    def begun(seed, steps):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 2)
+        optimizer = build_optimizer(model, Recipe(0.1, optimizer=name))
+        step(model, optimizer, steps)
+        return model, optimizer
+
+    model, optimizer = begun(0, 3)
+    checkpoint = Checkpoint(3, {key: value.clone() for key, value in tensors_of(model, optimizer).items()}, {})
+    other, its = begun(1, 1)
+    load_weights(other, checkpoint)
+    load_moments(its, checkpoint)
+    for network, its_optimizer in ((model, optimizer), (other, its)):
+        step(network, its_optimizer, 3)
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.bias, other.bias)
 
 
 def test_restored_training_continues_identically():

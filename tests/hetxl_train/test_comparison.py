@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.export_run import export_run
 from hetxl_train.presets import PRESETS, preset_for
 from hetxl_train.report import compare_table, find_runs
-from hetxl_train.rescale import CLEAN_XL, SCALED, SCALED_XL, rescale_run
+from hetxl_train.rescale import CLEAN, CLEAN_XL, SCALED, SCALED_XL, rescale_run
 from hetxl_train.runs import load_run, read_log
 from support.training import DATA, QUIET, small
 
@@ -79,7 +80,8 @@ def test_temperature_scaling_changes_the_temperature_alone(directory, head):
 
 
 def test_with_label_noise_het_xl_is_also_shown_for_clean_labels(tmp_path):
-    options = {"label_noise": "confusable", "label_noise_rate": 0.3, "noise_init": 2.0, "out": str(tmp_path / "out")}
+    options = {"label_noise": "confusable", "label_noise_rate": 0.3, "noise_init": 2.0, "noise_scale": 1.0}
+    options["out"] = str(tmp_path / "out")
     config = dataclasses.replace(SMALL, **options)
     out = compare(config, heads=("det", "het-xl"), console=Console(quiet=True))
     assert json.loads((out / "compare.json").read_text())["heads"] == ["DET", SCALED, "HET-XL", CLEAN_XL, SCALED_XL]
@@ -91,6 +93,20 @@ def test_with_label_noise_het_xl_is_also_shown_for_clean_labels(tmp_path):
     table = compare_table(find_runs([out]))
     assert table.row(CLEAN_XL) is not None
     assert f"{CLEAN_XL} is not trained by itself but derived from HET-XL." in table.notes
+
+
+def test_both_heads_are_shown_for_clean_labels_where_wrong_ones_are_estimated(tmp_path):
+    generator = np.random.default_rng(3)
+    labels = generator.integers(4, size=1500)
+    features = (4 * np.eye(4)[labels] + generator.normal(size=(1500, 4))).astype("float32")
+    wrong = generator.random(1500) < 0.4
+    np.savez(tmp_path / "x.npz", features=features, labels=np.where(wrong, generator.integers(4, size=1500), labels))
+    config = small(tmp_path / "out", data=str(tmp_path / "x.npz"), steps=150, noise_start=0.0)
+    out = compare(config, heads=("det", "het-xl"), console=QUIET)
+    expected = ["DET", CLEAN, SCALED, "HET-XL", CLEAN_XL, SCALED_XL]
+    assert json.loads((out / "compare.json").read_text())["heads"] == expected
+    assert load_run(out / "runs" / "det-seed0").model.head.flip_rate > 0.2
+    assert load_run(out / "runs" / "det-clean-seed0").model.head.flip_rate == 0
 
 
 BASELINE_LABELS = ["DET", SCALED, "DET + label smoothing", "DET + MC dropout", ENSEMBLE, LAPLACE]

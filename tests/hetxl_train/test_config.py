@@ -16,7 +16,7 @@ from hetxl.contrastive.embedding import GROUP, NOISE_INIT
 from hetxl.integrations.sklearn import HetXLClassifier
 from hetxl_train.config import ContrastiveConfig, HeadOptions, TrainConfig
 
-SECTIONS = ["data", "head", "backbone", "training", "output"]
+SECTIONS = ["data", "head", "backbone", "training", "parallel", "output"]
 
 
 def test_defaults_are_valid_and_survive_json():
@@ -107,7 +107,7 @@ FOLLOWING = {"temperature": "learned", "temperature_method": "bilevel"}
         ({"data": 3}, "data must be a string, found 3"),
         ({"head": {"rank": 5}}, "head must be a string, found {'rank': 5}"),
         ({"head": "het_xl"}, "head must be one of det, het, het-h, het-xl, found 'het_xl'; did you mean 'het-xl'?"),
-        ({"schedule": "step"}, "schedule must be one of linear, cosine, constant, found 'step'"),
+        ({"schedule": "step"}, "schedule must be one of linear, cosine, inverse_sqrt, constant, found 'step'"),
         ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
         ({"steps": 0}, "steps must be at least 1, found 0"),
         ({"epochs": -1.0}, "epochs must be at least 0, found -1.0"),
@@ -172,7 +172,7 @@ def test_a_configuration_cannot_be_changed():
 def test_contrastive_options_survive_json():
     config = ContrastiveConfig(head="det", swap=0.2, steps=7, templates="{}|a {}")
     assert ContrastiveConfig.from_dict(config.to_dict()) == config
-    assert list(config.to_dict()) == ["data", "head", "towers", "training", "output"]
+    assert list(config.to_dict()) == ["data", "head", "towers", "training", "parallel", "output"]
     assert config.prompts == ("{}", "a {}")
     assert config.noise_side == "none"
     assert ContrastiveConfig().noise_side == "both"

@@ -9,6 +9,7 @@ import torch
 from hetxl.optim import DEFAULTS, PRIOR, start_bias
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.defaults import has_prior, with_defaults
+from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.runs import load_run, read_log
 from hetxl_train.training import train
 from support.training import QUIET, small
@@ -120,3 +121,51 @@ def test_a_batch_of_too_many_logits_takes_the_usual_prior(tmp_path, monkeypatch)
     monkeypatch.setattr("hetxl_train.defaults.PRIOR_ENTRIES", 64 * 8 - 1)
     run = train(small(tmp_path / "run", steps=150), console=QUIET)
     assert json.loads((run.path / "model.json").read_text())["prior"] == PRIOR
+
+
+def write_flipped(directory, rate, rows=1500, classes=4):
+    """Write separable rows with a share of the labels drawn from all classes, and others with right labels."""
+    generator = np.random.default_rng(3)
+    labels = generator.integers(classes, size=rows + 300)
+    features = (4 * np.eye(classes)[labels] + generator.normal(size=(len(labels), classes))).astype("float32")
+    wrong = generator.random(rows) < rate
+    given_labels = np.where(wrong, generator.integers(classes, size=rows), labels[:rows])
+    np.savez(directory / "train.npz", features=features[:rows], labels=given_labels)
+    np.savez(directory / "clean.npz", features=features[rows:], labels=labels[rows:])
+    return str(directory / "train.npz"), str(directory / "clean.npz")
+
+
+@pytest.mark.parametrize("head", ["det", "het-xl"])
+def test_the_share_of_flipped_labels_is_estimated_and_left_out_for_clean_ones(tmp_path, head):
+    data, clean = write_flipped(tmp_path, 0.4)
+    run = train(small(tmp_path / "run", data=data, test=clean, steps=150, head=head), console=QUIET)
+    about = json.loads((run.path / "model.json").read_text())
+    assert about["flip_rate"] == pytest.approx(0.4, abs=0.12)  # 135 held-out rows: a standard error of 0.04
+    loaded = load_run(run.path).model.head
+    assert loaded.flip_rate == about["flip_rate"]
+    observed, right = (evaluate_run(run.path, target=target)["nll"] for target in ("observed", "clean"))
+    assert right < 0.7 * observed
+
+
+def test_validation_rows_decide_whether_predictions_have_flipped_labels(tmp_path):
+    data, clean = write_flipped(tmp_path, 0.4)
+    run = train(small(tmp_path / "run", data=data, validation=clean, test=clean, steps=150), console=QUIET)
+    assert json.loads((run.path / "model.json").read_text())["flip_rate"] > 0.2
+    assert load_run(run.path).model.head.flip_rate == 0
+    fixed = train(small(tmp_path / "fixed", data=data, test=clean, steps=20, flip_rate=0.3), console=QUIET)
+    assert load_run(fixed.path).model.head.flip_rate == 0.3
+
+
+def test_a_network_has_as_much_of_its_noise_as_validation_rows_like(tmp_path):
+    options = {"backbone": "mlp", "width": 8, "features": 4, "steps": 4, "noise_init": 20.0}
+    run = train(small(tmp_path / "run", **options), console=QUIET)
+    result = json.loads((run.path / "result.json").read_text())
+    assert result["noise_scale"] < 1  # noise that four steps have not reduced
+    assert load_run(run.path).model.head.noise_scale == result["noise_scale"]
+    whole = train(small(tmp_path / "whole", **options, noise_scale=1.0), console=QUIET)
+    losses = [
+        json.loads((path / "result.json").read_text())["metrics"]["validation"]["nll"]
+        for path in (run.path, whole.path)
+    ]
+    assert losses[0] < losses[1]
+    assert load_run(whole.path).model.head.noise_scale == 1

@@ -75,8 +75,9 @@ def test_world_of_one_process_needs_no_group():
     with world("cpu") as alone:
         assert alone == World(torch.device("cpu"), 0, 1)
         assert alone.is_main
-        assert alone.broadcast_flag(True)
-        assert not alone.broadcast_flag(False)
+        assert alone.on_main(lambda: 3) == 3
+        assert alone.gather(lambda: 3) == [3]
+        assert alone.share([1, 2]) == [1, 2]
         value = torch.ones(1)
         assert alone.sum(value) is value
         alone.wait()
@@ -101,7 +102,6 @@ def test_collectives_go_through_the_process_group(tmp_path):
         processes = World(torch.device("cpu"), rank=0, processes=2)
         assert processes.sum(torch.tensor([3.0])).item() == 3
         processes.wait()
-        assert processes.broadcast_flag(True) is True
-        assert processes.broadcast_flag(False) is False
+        assert processes.on_main(lambda: "result") == "result"
     finally:
         destroy_process_group()

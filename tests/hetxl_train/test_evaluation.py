@@ -13,6 +13,7 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import open_dataset
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import GREY, ImageTransform
 from hetxl_train.evaluate_runs import contrastive_table, evaluate_contrastive_run, evaluate_run
 from hetxl_train.report import as_rich
 from hetxl_train.rescale import rescale_run
@@ -64,7 +65,7 @@ def test_grey_image_model_evaluates_a_directory_of_images(tmp_path):
             values = generator.integers(0, 60, (16, 16)) + (190 if name == "light" else 0)
             Image.fromarray(values.astype(np.uint8)).save(tmp_path / "images" / name / f"{number}.png")
     folder = str(tmp_path / "images")
-    dataset = open_dataset(folder, image_size=8, grey=True)
+    dataset = open_dataset(folder, transform=ImageTransform(8, GREY))
     assert dataset.input.shape == (1, 8, 8)
     options: dict[str, Any] = {"width": 8, "features": 8, "depth": 1, "rank": 2, "eval_samples": 4, "batch_size": 4}
     config = TrainConfig(data=folder, steps=2, out=str(tmp_path / "run"), device="cpu", **options)

@@ -1,5 +1,7 @@
 """A trained run as a file for another program."""
 
+import json
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from hetxl_train.data.dataset import InputSpec
 from hetxl_train.export_run import export_run, predict_difference, random_inputs
 from hetxl_train.runs import load_run
 from support.small_run import small_run
+from support.training import write_images
 
 QUIET = Console(quiet=True)
 
@@ -84,3 +87,23 @@ def test_invalid_arguments_raise(run, words, message, tmp_path, monkeypatch):
         export_run(**{"run": run, "console": QUIET} | words)
     assert message in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_exported_files_say_how_images_are_made(tmp_path):
+    images = write_images(tmp_path / "images", each=10)
+    options = {
+        "backbone": "cnn",
+        "width": 8,
+        "depth": 1,
+        "features": 4,
+        "image_size": 16,
+        "workers": 0,
+        "batch_size": 4,
+    }
+    run = small_run(tmp_path / "run", data=str(images), head="det", crop=0.5, image_mean="0.1,0.2,0.3", **options)
+    export_run(run, "torch", out=tmp_path / "a.pt2", console=QUIET)
+    files = {"hetxl.json": ""}
+    torch.export.load(tmp_path / "a.pt2", extra_files=files)
+    about = json.loads(files["hetxl.json"])["preprocessing"]
+    expected = {"size": 16, "mean": [0.1, 0.2, 0.3], "std": [0.229, 0.224, 0.225], "crop": 0.5}
+    assert about == expected | {"interpolation": "bilinear", "resize": "shorter"}

@@ -6,9 +6,11 @@ import torch
 
 from hetxl.functional import LabelLists
 from hetxl_train.data.dataset import Unreadable
-from hetxl_train.data.images import ImageSplit, Paths
+from hetxl_train.data.image_files import Paths
+from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.loaders import Order, Parts, batches, reader, to_device
 from support.training import write_images
 
@@ -16,7 +18,7 @@ from support.training import write_images
 @pytest.fixture
 def images(tmp_path):
     paths = sorted(map(str, write_images(tmp_path).rglob("*.png")))
-    return ImageSplit(Paths(paths), Labels(np.arange(len(paths)) % 3), size=16)
+    return ImageSplit(Paths(paths), Labels(np.arange(len(paths)) % 3), transform=ImageTransform(16))
 
 
 def test_one_process_sees_the_parts_of_two():
@@ -78,7 +80,7 @@ def test_each_epoch_augments_differently(images):
 
 
 def test_targets_are_of_those_that_could_be_read(images):
-    broken = images.path(4)
+    broken = images.images.name(4)
     with open(broken, "w") as file:
         file.write("not an image")
     for workers in (0, 1):
@@ -101,7 +103,7 @@ def test_targets_move_with_all_their_parts():
 
 def test_workers_read_in_order_and_leave_the_generator_alone(tmp_path):
     paths = sorted(map(str, write_images(tmp_path).rglob("*.png")))
-    split = ImageSplit(Paths(paths), Labels(np.zeros(len(paths), dtype=np.int64)), size=16)
+    split = ImageSplit(Paths(paths), Labels(np.zeros(len(paths), dtype=np.int64)), transform=ImageTransform(16))
     requests = [np.arange(start, min(start + 5, len(paths))) for start in range(0, len(paths), 5)]
     read = reader(split, 2)
     before = torch.get_rng_state()

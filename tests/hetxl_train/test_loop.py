@@ -1,5 +1,6 @@
 """The loop: a killed run against one that was not, and what each option of the recipe does."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -69,7 +70,7 @@ def test_repeatedly_killed_run_equals_an_uninterrupted_one(tmp_path, backbone):
     assert without_times(read_log(straight / "log.jsonl")) == without_times(read_log(broken / "log.jsonl"))
     expected, actual = (json.loads((run / "result.json").read_text()) for run in (straight, broken))
     assert without_times(expected) == without_times(actual)
-    assert not list(broken.glob("checkpoints/.step-*"))
+    assert not list(broken.rglob(".*"))  # neither temporary files nor a lock
 
 
 def build_trainer(tmp_path, steps=6, **options) -> Trainer:
@@ -101,8 +102,8 @@ def test_the_loss_falls(tmp_path):
 
 def test_parts_add_up_to_the_batch(tmp_path):
     # DET draws nothing, so a batch in one part and in four are the same but for rounding.
-    whole = build_trainer(tmp_path, head="det")
-    parts = build_trainer(tmp_path, head="det", accumulate=4)
+    whole = build_trainer(tmp_path / "a", head="det")
+    parts = build_trainer(tmp_path / "b", head="det", accumulate=4)
     first, second = losses(tmp_path / "a", whole), losses(tmp_path / "b", parts)
     assert first == pytest.approx(second, rel=1e-5)
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=1e-5)
@@ -135,13 +136,13 @@ def test_a_temperature_is_held_for_its_share_of_the_steps(tmp_path):
 
 
 def rate_of_step(step, steps):
-    return learning_rate_at(step, steps, TrainConfig(learning_rate=0.05, warmup=0).recipe)
+    return learning_rate_at(step, steps, TrainConfig(learning_rate=0.05, warmup=0).optim)
 
 
 def test_a_temperature_that_is_held_is_a_fixed_one(tmp_path):
     usual = {"learning_rate": 0.05, "clip": 0.1}
-    held = build_trainer(tmp_path, temperature="learned", temperature_hold=1.0, **usual)
-    fixed = build_trainer(tmp_path, temperature="1.0", **usual)
+    held = build_trainer(tmp_path / "held", temperature="learned", temperature_hold=1.0, **usual)
+    fixed = build_trainer(tmp_path / "fixed", temperature="1.0", **usual)
     for trainer in (held, fixed):
         trainer.train(None, lambda: {"nll": 1.0})
     other = held.model.state_dict()
@@ -165,6 +166,47 @@ def test_lower_precision_trains_and_keeps_its_weights_wide(tmp_path, precision):
     assert all(map(math.isfinite, losses(tmp_path, trainer)))
     assert weights(trainer).dtype == torch.float32
     assert trainer.scaler.is_enabled() == (precision == "float16")
+
+
+def test_an_evaluation_that_was_interrupted_is_done_when_the_run_resumes(tmp_path):
+    options = {"steps": 6, "evaluate_every": 2, "patience": 3}
+    values = {2: 3.0, 4: 2.0, 6: 2.5}
+    straight, broken = (build_trainer(tmp_path / name, **options) for name in ("straight", "broken"))
+    losses(tmp_path / "straight", straight, lambda: {"nll": values[straight.progress.step]})
+
+    def killed_at_four():
+        if broken.progress.step == 4:
+            raise KeyboardInterrupt
+        return {"nll": values[2]}
+
+    with pytest.raises(KeyboardInterrupt):
+        losses(tmp_path / "broken", broken, killed_at_four)
+    resumed = build_trainer(tmp_path / "broken", **options)
+    checkpoint, _ = resumed.checkpoints.latest()
+    assert checkpoint.step == 4
+    resumed.restore(checkpoint)
+    log = Log(tmp_path / "broken" / "log.jsonl", resumed.progress.step, (), resumed.progress.evaluated)
+    with contextlib.closing(log):
+        resumed.train(log, lambda: {"nll": values[resumed.progress.step]})
+    logs = [without_times(read_log(tmp_path / name / "log.jsonl")) for name in ("straight", "broken")]
+    assert logs[0] == logs[1]
+    assert [line["step"] for line in logs[1] if line["kind"] == "evaluation"] == [2, 4, 6]
+    assert straight.checkpoints.best_step() == resumed.checkpoints.best_step() == 4
+    assert (resumed.progress.best_nll, resumed.progress.since_best) == (2.0, 1)
+
+
+def test_an_evaluation_is_logged_once_when_the_run_is_killed_before_its_outcome_is_saved(tmp_path):
+    trainer = build_trainer(tmp_path, steps=4, evaluate_every=2)
+    trainer.checkpoints.update = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        losses(tmp_path, trainer)
+    assert read_log(tmp_path / "log.jsonl")[-1]["kind"] == "evaluation"
+    resumed = build_trainer(tmp_path, steps=4, evaluate_every=2)
+    resumed.restore(resumed.checkpoints.load(2))
+    log = Log(tmp_path / "log.jsonl", 2, (), resumed.progress.evaluated)
+    with contextlib.closing(log):
+        resumed.train(log, lambda: {"nll": 1.0})
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl") if line["kind"] == "evaluation"] == [2, 4]
 
 
 def test_early_stopping_and_the_best_checkpoint(tmp_path):
@@ -292,11 +334,11 @@ def test_killed_contrastive_run_equals_an_uninterrupted_one(tmp_path, head):
     whole = contrastive_trainer(config, tmp_path / "whole")
     whole.train(None, dict)
     stopped = contrastive_trainer(config, tmp_path / "parts")
-    kill_after(stopped, 4)
+    kill_after(stopped, 1)
     taken_up = contrastive_trainer(config, tmp_path / "parts")
     checkpoint, refused = taken_up.checkpoints.latest()
     assert not refused
-    assert checkpoint.step == 4
+    assert checkpoint.step == 3  # written before the evaluation that was interrupted
     taken_up.restore(checkpoint)
     taken_up.train(None, dict)
     assert torch.equal(weights(whole), weights(taken_up))

@@ -1,6 +1,8 @@
 """Backbone and head as one: the same start for every head, and the link that the data asks for."""
 
 import os
+import resource
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from hetxl_train.console import Console
 from hetxl_train.data import open_dataset
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import ImageTransform
+from hetxl_train.distributed import World
 from hetxl_train.model import (
     FeatureFile,
     build_classifier,
@@ -28,6 +32,8 @@ from support.training import QUIET, small, write_images
 
 SPEC = InputSpec("features", (4,))
 HEADS = {"det": DetHead, "het": HetHead, "het-h": HetHashHead, "het-xl": HetXLHead}
+
+ALONE = World(torch.device("cpu"))
 
 
 def build(link="softmax", classes=6, **options):
@@ -145,13 +151,13 @@ CPU = torch.device("cpu")
 
 def opened(root, **options):
     config = small(data=str(root), backbone="cnn", width=8, depth=1, features=6, image_size=16, frozen=True, **options)
-    dataset = open_dataset(str(root), image_size=16)
+    dataset = open_dataset(str(root), transform=ImageTransform(16))
     return config, dataset, build_model(config, dataset.input, dataset.num_classes, "softmax")
 
 
 def test_cached_features_are_the_computed_ones(tmp_path):
     config, dataset, model = opened(write_images(tmp_path / "images", each=20))
-    view, splits = cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
+    view, splits = cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
     assert view.head is model.head
     assert set(splits) == set(dataset.splits)
     for name, split in splits.items():
@@ -166,25 +172,97 @@ def test_cached_features_are_the_computed_ones(tmp_path):
         assert split.show(0) == source.show(0)
         assert fetched.inputs.dtype == torch.float32
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {
-        f"{name}{part}.npy" for name in splits for part in ("", "_rows")
+        f"{name}{part}" for name in splits for part in (".npy", "_rows.npy", ".json")
     }
 
 
 def test_cached_features_are_reused(tmp_path):
     config, dataset, model = opened(write_images(tmp_path / "images"), workers=0)
-    cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
-    marked = np.load(tmp_path / "cache" / "train.npy") * 0 + 7
-    np.save(tmp_path / "cache" / "train.npy", marked)
-    _, splits = cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
-    assert (splits["train"].fetch(np.arange(2)).inputs == 7).all()
+    files = [tmp_path / "cache" / f"{name}.npy" for name in dataset.splits]
+    cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
+    before = [path.stat().st_ino for path in files]
+    cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
+    assert [path.stat().st_ino for path in files] == before
+
+
+def renamed_class(images, cache):
+    (images / "blue").rename(images / "violet")  # comes last now: other rows, other labels
+
+
+def removed_class(images, cache):
+    shutil.rmtree(images / "blue")
+
+
+def changed_images(images, cache):
+    for number in range(6):
+        shutil.copy(images / "blue" / f"{number:03d}.png", images / "red" / f"{number:03d}.png")
+
+
+def flipped_bit(images, cache):
+    content = bytearray((cache / "train.npy").read_bytes())
+    content[-1] ^= 1
+    (cache / "train.npy").write_bytes(content)
+
+
+def emptied(images, cache):
+    (cache / "train.npy").write_bytes(b"")
+
+
+def fewer_rows(images, cache):
+    np.save(cache / "train.npy", np.load(cache / "train.npy")[:3])
+
+
+def damaged_description(images, cache):
+    (cache / "train.json").write_text("[" * 100_000)
+
+
+DAMAGES = [renamed_class, removed_class, changed_images, flipped_bit, emptied, fewer_rows, damaged_description]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_features_of_other_data_or_damaged_ones_are_computed_anew(tmp_path, damage):
+    images, cache = write_images(tmp_path / "images", classes=("blue", "red", "teal")), tmp_path / "cache"
+    config, dataset, model = opened(images, workers=0)
+    cached_features(cache, model, dataset, config.workers, QUIET, ALONE)
+    damage(images, cache)
+    _, dataset, _ = opened(images, workers=0)
+    _, splits = cached_features(cache, model, dataset, config.workers, QUIET, ALONE)
+    rows = np.arange(len(dataset.splits["train"]))
+    assert len(splits["train"]) == len(rows)
+    with torch.no_grad():
+        expected = model.backbone(dataset.splits["train"].fetch(rows).inputs)
+    torch.testing.assert_close(splits["train"].fetch(rows).inputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_of_another_backbone_are_computed_anew(tmp_path):
+    images, cache = write_images(tmp_path / "images"), tmp_path / "cache"
+    for seed in (0, 1):
+        config, dataset, model = opened(images, workers=0, seed=seed)
+        _, splits = cached_features(cache, model, dataset, config.workers, QUIET, ALONE)
+        rows = np.arange(len(dataset.splits["train"]))
+        with torch.no_grad():
+            expected = model.backbone(dataset.splits["train"].fetch(rows).inputs)
+        torch.testing.assert_close(splits["train"].fetch(rows).inputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_full_disk_while_features_are_written_leaves_nothing(tmp_path):
+    config, dataset, model = opened(write_images(tmp_path / "images"), workers=0)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"free some space and rerun the command: '.*train\.npy'"):
+            cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_unreadable_images_are_left_out(tmp_path):
     config, dataset, model = opened(write_images(tmp_path / "images"), workers=0)
     train = dataset.splits["train"]
-    with open(train.path(1), "w") as file:
+    with open(train.show(1).image, "w") as file:
         file.write("not an image")
-    _, splits = cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
+    _, splits = cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
     features = splits["train"]
     assert isinstance(features, FeatureFile)
     others = np.delete(np.arange(len(train)), 1)
@@ -201,20 +279,20 @@ def test_too_many_unreadable_images_raise(tmp_path):
     config, dataset, model = opened(write_images(tmp_path / "images", each=80, size=8), workers=0)
     train = dataset.splits["train"]
     for row in range(20):
-        with open(train.path(row), "w") as file:
+        with open(train.show(row).image, "w") as file:
             file.write("not an image")
     with pytest.raises(ValueError, match=r"20 of \d+ examples could not be read, more than 1.0%"):
-        cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
+        cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
     assert os.listdir(tmp_path / "cache") == ["train_broken.txt"]
 
 
 def test_no_readable_images_raise(tmp_path):
     config, dataset, model = opened(write_images(tmp_path / "images", each=4), workers=0)
     for row in range(len(dataset.splits["train"])):
-        with open(dataset.splits["train"].path(row), "w") as file:
+        with open(dataset.splits["train"].show(row).image, "w") as file:
             file.write("not an image")
     with pytest.raises(ValueError, match=r"none of the \d train examples could be read: .*: not an image"):
-        cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET)
+        cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
     assert os.listdir(tmp_path / "cache") == []
 
 

@@ -12,11 +12,12 @@ import torch
 
 from hetxl._files import write_json
 from hetxl_train.data import open_dataset
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.distributed import World
 from hetxl_train.prediction import predict
 from hetxl_train.runs import load_run, save_model, start_run
 from hetxl_train.tasks.classification import ClassificationTask
-from support.training import QUIET, small, write_images
+from support.training import QUIET, Listening, small, write_images
 
 NAMES = ["a, b", 'say "hi"', "two\nlines", "semi;colon\ttab", "世界", " spaces ", "'", "plain\r\nend"]
 ROWS = 150
@@ -134,7 +135,7 @@ def test_invalid_input_raises(run, inputs, tmp_path):
 def images(tmp_path):
     """A run on images, not trained, and a folder of them: one broken, one with a name of another encoding."""
     root = write_images(tmp_path / "images")
-    dataset = open_dataset(str(root), image_size=16)
+    dataset = open_dataset(str(root), transform=ImageTransform(16))
     config = small(data=str(root), backbone="cnn", width=8, depth=1, features=4, image_size=16)
     run = start_run(config, tmp_path / "run")
     task = ClassificationTask(config, dataset, World(torch.device("cpu")), QUIET, run.path)
@@ -174,3 +175,46 @@ def test_file_without_readable_images_has_no_rows(images, tmp_path, suffix):
         assert out.read_text() == ""
     else:
         assert pyarrow.parquet.read_table(out).num_rows == 0
+
+
+@pytest.mark.parametrize("method", ["mc", "deterministic", "mean_field", "probit", "taylor"])
+def test_largest_finite_features_give_finite_records(run, tmp_path, method):
+    np.save(tmp_path / "x.npy", np.array([[1e20] * 4, [-1e30, 1, 2, 3], [3e38, -3e38, 3e38, 0]], dtype=np.float32))
+    predict(run, str(tmp_path / "x.npy"), tmp_path / "a.jsonl", method=method, device="cpu", console=QUIET)
+    for line in lines_of(tmp_path / "a.jsonl"):
+        numbers = [p for _, p in line["top"]] + [line["entropy"], line["from_noise"], line["correlation"]]
+        assert np.isfinite(numbers).all()
+
+
+def overflowing_run(run, path):
+    """A copy of a run whose weights are finite and overflow for large features."""
+    shutil.copytree(run, path)
+    trained = load_run(path)
+    with torch.no_grad():
+        trained.model.head.get_parameter("classifier.weight").fill_(3e37)
+        trained.model.head.get_parameter("classifier.weight")[0].neg_()
+    save_model(trained.run, trained.model)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_rows_that_are_not_finite_are_an_error_or_empty(run, tmp_path, suffix):
+    copied, out = overflowing_run(run, tmp_path / "run"), tmp_path / f"a{suffix}"
+    features = np.zeros((5, 4), dtype=np.float32)
+    features[3] = 100
+    np.save(tmp_path / "x.npy", features)
+    with pytest.raises(ValueError, match=r"of row 3 are NaN or infinite; .*--skip-invalid"):
+        predict(copied, str(tmp_path / "x.npy"), out, device="cpu", console=QUIET)
+    assert not out.exists()
+    console = Listening()
+    assert predict(copied, str(tmp_path / "x.npy"), out, device="cpu", skip_invalid=True, console=console) == 5
+    assert console.said == ["1 of 5 inputs give NaN or infinite values; their rows are empty"]
+    if suffix == ".jsonl":
+        top = [line["top"][0] for line in lines_of(out)]
+        assert top[3] == [None, None]
+        assert None not in top[2]
+    elif suffix == ".parquet":
+        assert pyarrow.parquet.read_table(out)["probability_1"].to_pylist()[3] is None
+    else:
+        with open(out, newline="", encoding="utf-8") as file:
+            assert [row["class_1"] == "" for row in csv.DictReader(file)] == [False, False, False, True, False]

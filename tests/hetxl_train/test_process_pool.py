@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetxl_train.process_pool import Pool, Worker, _picklable, check_jobs, default_jobs, one_thread, parallel_map
+from hetxl_train.process_pool import Pool, Worker, check_jobs, default_jobs, one_thread, parallel_map, picklable
 
 
 def square(number):
@@ -191,7 +191,21 @@ def test_a_script_without_a_guard_can_start_processes(tmp_path):
 
 
 def test_errors_that_cannot_be_sent_keep_their_message():
-    sent = _picklable(ValueError("wrong"))
+    sent = picklable(ValueError("wrong"))
     assert isinstance(sent, ValueError)
     assert str(sent) == "wrong"
-    assert str(_picklable(UnsendableError("a", "b"))) == "UnsendableError: a and b"
+    assert str(picklable(UnsendableError("a", "b"))) == "UnsendableError: a and b"
+
+
+def device_of(word):
+    if word == "kill":
+        killed(0)
+    time.sleep(0.5)  # so that every process gets an item
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_every_process_sees_a_device_of_its_own_also_one_that_replaces_another():
+    with Pool(device_of, 2, ["4", "7"]) as pool:
+        assert {result for _, result in pool.map(["", "", ""])} == {"4", "7"}
+        assert isinstance(dict(pool.map(["kill"]))["kill"], ChildProcessError)
+        assert {result for _, result in pool.map(["", "", ""])} == {"4", "7"}

@@ -19,9 +19,8 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(
-        small(tmp_path_factory.mktemp("rescale") / "run", head="het-xl", noise_init=2.0, noise_start=0.0), console=QUIET
-    )
+    options = {"head": "het-xl", "noise_init": 2.0, "noise_start": 0.0, "noise_scale": 1.0}
+    return train(small(tmp_path_factory.mktemp("rescale") / "run", **options), console=QUIET)
 
 
 @pytest.mark.parametrize("noise", [True, False])

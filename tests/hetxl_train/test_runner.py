@@ -4,11 +4,13 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-from hetxl_train import runner
+from hetxl_train import distributed, runner
 from hetxl_train.data import describe
 from hetxl_train.data.open import open_data
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.distributed import accelerators
 from hetxl_train.process_pool import one_thread
 from hetxl_train.runner import (
     CACHED,
@@ -75,7 +77,7 @@ def test_runs_at_a_time_are_limited_by_memory(tmp_path, data, monkeypatch, neede
         calls.append((config.head, config.train_samples))
         return needed + (config.head == "det")
 
-    def here(work, items, *, jobs):
+    def here(work, items, *, jobs, devices):
         used.append(jobs)
         return ((item, "done") for item in items)
 
@@ -123,10 +125,34 @@ def test_jobs_fit_into_memory_and_do_not_exceed_the_request(monkeypatch):
     assert jobs_for(8, 1, None, "cpu") >= 1
     monkeypatch.setattr(runner, "available_memory", lambda: None)
     assert jobs_for(8, 100, 5, "cpu") == 5
-    # One at a time where there is an accelerator, unless told otherwise.
-    monkeypatch.setattr(runner, "find_device", lambda name: type("Device", (), {"type": "cuda"}))
-    assert jobs_for(8, 1, None) == 1
-    assert jobs_for(8, 1, 2) == 2
+    # One for each accelerator, unless told otherwise.
+    monkeypatch.setattr(distributed, "find_device", torch.device)
+    monkeypatch.setattr(runner, "find_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert jobs_for(8, 1, None, "cuda") == 3
+    assert jobs_for(8, 1, None, "cuda:1") == 1
+    assert jobs_for(8, 1, 2, "cuda") == 2
+
+
+def test_runs_are_handed_to_visible_accelerators_unless_they_name_one(monkeypatch):
+    monkeypatch.setattr(distributed, "find_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert accelerators("cuda") == ["0", "1"]
+    assert accelerators("cuda:1") == accelerators("cpu") == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-8f3a")
+    assert accelerators("cuda") == ["2", "GPU-8f3a"]
+
+
+def test_runs_on_several_accelerators_run_at_the_same_time_on_one_each(tmp_path, monkeypatch):
+    # Processes that see "devices" which are not there compute on the CPU.
+    monkeypatch.setattr(runner, "accelerators", lambda device: ["0", "1"])
+    monkeypatch.setattr(runner, "fitting_jobs", lambda runs, dataset, jobs, console: jobs)
+    runs = [PlannedRun(name, small(tmp_path / name)) for name in ("a", "b")]
+    dataset, listening = open_data(runs[0].config), Listening()
+    run_planned(runs, dataset, describe(dataset), console=listening)
+    assert all(run.finished for run in runs)
+    assert sorted(line.partition(":")[0][6:] for line in listening.said) == ["a, seed 0", "b, seed 0"]
 
 
 @pytest.mark.parametrize("method", ["train", "bilevel"])

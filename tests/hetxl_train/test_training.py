@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from functools import partial
 
@@ -11,17 +12,20 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from hetxl_train.checkpoint import _checksum
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.label_noise import LabelNoise
 from hetxl_train.data.open import open_data
 from hetxl_train.data.pairs import Swaps
 from hetxl_train.evaluate import evaluate_split
+from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.runs import load_contrastive_run, load_run, read_log
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 from support.distributed import run as run_processes
 from support.pairs import image_folder, small_pairs, train_on_rank, vectors_file
+from support.training import Listening
 
 QUIET = Console(quiet=True)
 SMALL = {
@@ -179,8 +183,9 @@ def test_too_many_unreadable_images_stop_the_run_with_their_list(tmp_path):
     write_colour_images(tmp_path / "images")
     for number in range(10):
         (tmp_path / "images" / "red" / f"{number}.png").write_bytes(b"not an image")
-    with pytest.raises(ValueError, match=r"could not be read[\s\S]*red/"):
-        run_of(tmp_path / "run", data=str(tmp_path / "images"), image_size=24, width=8, depth=1, workers=0)
+    for _ in range(3):  # also where the run had come to its last checkpoint before it was stopped
+        with pytest.raises(ValueError, match=r"could not be read[\s\S]*red/"):
+            run_of(tmp_path / "run", data=str(tmp_path / "images"), image_size=24, width=8, depth=1, workers=0)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "confusable", "feature-dependent"])
@@ -351,3 +356,88 @@ def test_pairs_that_cannot_be_opened_leave_no_directory(tmp_path):
     with pytest.raises(FileNotFoundError, match="nor an existing path"):
         train(small_pairs(str(tmp_path / "nothing.npz"), out=str(tmp_path / "run")), console=QUIET)
     assert not (tmp_path / "run").exists()
+
+
+# ---- checkpoints and data that are not the run's own
+
+
+EVERY_TWO = {"checkpoint_every": 2, "evaluate_every": 2, "keep": 5}
+
+
+def stopped_run(path, **options):
+    """A run whose last steps are still to be done."""
+    run = run_of(path, **EVERY_TWO, **options)
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "checkpoints" / "step-00000006")
+    return run
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path):
+    whole = run_of(tmp_path / "whole", **EVERY_TWO)
+    other = run_of(tmp_path / "other", **EVERY_TWO, seed=7)
+    run = stopped_run(tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints" / "step-00000004")
+    shutil.copytree(other.path / "checkpoints" / "step-00000004", run.path / "checkpoints" / "step-00000004")
+    console = Listening()
+    train(TrainConfig(**SMALL | EVERY_TWO, out=str(run.path)), console=console)
+    said = "\n".join(console.said)
+    assert "is of another run: seed 7 there, 0 here" in said
+    assert "Resuming from step 2 of 6" in said
+    assert (run.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+
+
+def forge(run, change):
+    """Change the state of the newest checkpoint and make its checksum match."""
+    path = run.path / "checkpoints" / "step-00000004" / "state.json"
+    state = json.loads(path.read_text())
+    state.pop("checksum")
+    change(state)
+    path.write_text(json.dumps(state | {"checksum": _checksum(state)}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["progress"].update(step=10**9),
+        lambda state: state["progress"].update(step=3),
+        lambda state: state.pop("scaler"),
+        lambda state: state.pop("progress"),
+        lambda state: state.update(run=[]),
+    ],
+)
+def test_state_that_is_not_of_its_step_is_never_used(tmp_path, change):
+    run = stopped_run(tmp_path / "run")
+    forge(run, change)
+    whole = run_of(tmp_path / "whole", **EVERY_TWO)
+    try:
+        run_of(tmp_path / "run", **EVERY_TWO)
+    except ValueError as error:
+        assert "step 4" in str(error)  # noqa: PT017, one of two right outcomes
+    else:
+        assert (run.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+
+
+def test_changed_features_are_noticed_when_a_run_resumes_or_is_evaluated(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "data.npz"
+    features, labels = rng.normal(size=(400, 5)).astype(np.float32), rng.integers(0, 4, 400)
+    np.savez(path, features=features, labels=labels)
+    run = stopped_run(tmp_path / "run", data=str(path))
+    np.savez(path, features=-3 * features, labels=labels)
+    with pytest.raises(ValueError, match="train has other inputs than it had"):
+        run_of(tmp_path / "run", data=str(path), **EVERY_TWO)
+    with pytest.raises(ValueError, match="test has other inputs than it had"):
+        evaluate_run(run.path)
+    np.savez(path, features=features, labels=labels)
+    run_of(tmp_path / "run", data=str(path), **EVERY_TWO)
+    assert evaluate_run(run.path)["examples"] == 40
+
+
+def test_changed_captions_are_noticed(tmp_path):
+    data = vectors_file(tmp_path / "x.npz", captions=True)
+    config = small_pairs(data, tmp_path / "run", **EVERY_TWO)
+    run = train(config, console=QUIET)
+    (run.path / "result.json").unlink()
+    arrays = dict(np.load(data))
+    np.savez(data, **arrays | {"captions": arrays["captions"][::-1]})
+    with pytest.raises(ValueError, match="has other labels than it had"):
+        train(config, console=QUIET)

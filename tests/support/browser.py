@@ -94,8 +94,8 @@ class Browser:
         while not any(event.get("method") == method and event.get("sessionId") == session for event in self.events):
             self.events.append(self._next())
 
-    def open(self, path: Path, width: int = 1200, height: int = 800, *, dark: bool = False) -> "Tab":
-        """A file in a tab of its own, loaded."""
+    def open(self, path: Path | str, width: int = 1200, height: int = 800, *, dark: bool = False) -> "Tab":
+        """A file, or an address, in a tab of its own, loaded."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -104,7 +104,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", session, **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", session, features=[scheme])
-        self.call("Page.navigate", session, url=path.resolve().as_uri())
+        self.call("Page.navigate", session, url=path if isinstance(path, str) else path.resolve().as_uri())
         self.wait_for("Page.loadEventFired", session)
         return Tab(self, session)
 

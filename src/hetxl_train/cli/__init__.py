@@ -1,5 +1,6 @@
 """The `hetxl` command. A command's module parses, then calls the app; it is imported when that command runs."""
 
+import io
 import sys
 
 
@@ -12,4 +13,7 @@ def main() -> None:
             raise
         print("the hetxl command needs more packages: pip install 'hetxl[train]'", file=sys.stderr)
         sys.exit(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show τ shows its escape, and goes on
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="hetxl")

@@ -12,6 +12,7 @@ from typer.main import get_command, get_group
 
 from hetxl import __version__
 from hetxl_train import plugins
+from hetxl_train.formatting import printable
 
 
 def optional(help: str, **more: Any) -> Any:
@@ -24,18 +25,28 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel: integer")
+"""What torch's errors say where numpy raises a MemoryError."""
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End on bad input with a message on stderr and exit code 2, without a traceback; one line unless it is a list."""
     try:
         yield
     except (ValueError, TypeError, ImportError, OSError) as error:
-        lines = [" ".join(line.split()) for line in str(error).splitlines()]
+        lines = [printable(" ".join(line.split())) for line in str(error).splitlines()]
         typer.echo("Error: " + "\n  ".join(filter(None, lines)), err=True)
         raise typer.Exit(2) from None
     except FloatingPointError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in _OUT_OF_MEMORY):
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())[:200]
+        typer.echo(f"Error: not enough memory ({reason}); lower --batch-size, --width, --rank or the samples", err=True)
+        raise typer.Exit(2) from None
 
 
 class SectionedCommand(TyperCommand):
@@ -132,7 +143,10 @@ COMMANDS = {
     "calibrate": (f"{_HERE}.run:calibrate", "Calibrate prediction sets and answers with a guarantee."),
     "audit": (f"{_HERE}.audit:audit", "Find labels that are probably wrong, and correct them."),
     "export": (f"{_HERE}.run:export", "Write a trained model as one file: ONNX, torch.export, or the head alone."),
+    "serve": (f"{_HERE}.serve:serve", "Answer requests for predictions of a run over HTTP."),
+    "demo": (f"{_HERE}.serve:demo", "Try a run on a page in the browser."),
     "report": (f"{_HERE}.run:report", "Write report.html: one file with every plot and table of some runs."),
+    "recipes": (f"{_HERE}.recipes:recipes", "List the recipes of hetxl train, or print one."),
     "params": (f"{_HERE}.params:params", "Show parameters and training memory of the four heads."),
     "contrastive": (f"{_HERE}.contrastive:contrastive", "Train on pairs of images and texts."),
     "data": (f"{_HERE}.data:data", "Describe datasets, and build some."),

@@ -7,7 +7,7 @@ import typer
 
 from hetxl_train.cli.commands import SectionedCommand, argument, lazy_group, optional
 
-DATA = "As for hetxl train: pycode, synthetic, a dataset that was built, arrays, images or a manifest."
+DATA = "As for hetxl train: a built-in or built dataset, arrays, a table, images, tar shards or hf:NAME."
 data = typer.Typer(cls=lazy_group("data"), no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -21,6 +21,11 @@ def describe(
     dataset: Annotated[str, argument(DATA, metavar="DATA")],
     *,
     labels: Annotated[str | None, optional("File with the labels.")] = None,
+    features_column: Annotated[str | None, optional("Column of embeddings, images or their paths.")] = None,
+    text_column: Annotated[str | None, optional("Column of texts.")] = None,
+    label_column: Annotated[str | None, optional("Column of labels.")] = None,
+    split_column: Annotated[str | None, optional("Column with the split of each row.")] = None,
+    backbone: Annotated[str, typer.Option(help="hf:NAME, whose tokenizer reads texts.")] = "auto",
     data_seed: Annotated[int, typer.Option(help="Seed of the split, if the data has none.")] = 0,
     label_noise: Annotated[
         str, typer.Option(help="As for hetxl train: none, symmetric, confusable or feature-dependent.")
@@ -38,7 +43,16 @@ def describe(
     from hetxl_train.data.open import open_data
 
     config = TrainConfig(
-        data=dataset, labels=labels, data_seed=data_seed, label_noise=label_noise, label_noise_rate=label_noise_rate
+        data=dataset,
+        labels=labels,
+        features_column=features_column,
+        text_column=text_column,
+        label_column=label_column,
+        split_column=split_column,
+        backbone=backbone,
+        data_seed=data_seed,
+        label_noise=label_noise,
+        label_noise_rate=label_noise_rate,
     )
     description = describe_dataset(open_data(config))
     if as_json:

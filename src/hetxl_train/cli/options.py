@@ -74,14 +74,21 @@ def resolve(
     instead: Mapping[str, str] | None = None,
     **positional: Any,
 ) -> Config:
-    """Return the configuration: defaults, then the file, then positional arguments and flags.
+    """Return the configuration: defaults, then the recipe, then the file, then positional arguments and flags.
 
     Options that the command sets itself, `instead` by which flag, must not be in the file.
     """
     file, flags = settings
     values = dict(defaults or {})
+    written = {} if file is None else kind.read_toml(file)
+    if recipe := flags.get("recipe", written.get("recipe")):
+        from hetxl_train.recipes import recipe_options
+
+        values.pop("steps", None)
+        values |= recipe_options(str(recipe), kind)
+        for name in set(instead or {}) & set(values):
+            values.pop(name)  # the command chooses these
     if file is not None:
-        written = kind.read_toml(file)
         for name, flag in (instead or {}).items():
             if name in written:
                 raise ValueError(f"--config {file}: {name} is set by {flag} in this command; remove it from the file")
@@ -94,6 +101,12 @@ def resolve(
         raise ValueError("--steps and --epochs exclude each other; give one")
     if "epochs" in flags:
         values.pop("steps", None)
+    if "steps" in flags:
+        values.pop("epochs", None)
+    if values.get("start_from"):
+        from hetxl_train.start_from import inherited  # with it comes torch, which reading options does not need
+
+        values = inherited(str(values["start_from"])) | values
     return kind(**values)
 
 

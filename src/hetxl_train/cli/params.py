@@ -8,6 +8,7 @@ from rich.console import Console
 
 from hetxl.profiling.backbones import build_backbone
 from hetxl.profiling.parameters import HeadRow, check_size, compare_heads, format_bytes, format_count
+from hetxl.registry import COVARIANCES, RESIDUALS
 from hetxl_train import plugins
 from hetxl_train.cli.commands import optional
 from hetxl_train.report.tables import Table, as_rich, text_table
@@ -18,8 +19,8 @@ def params(
     features: Annotated[int | None, optional("Feature size D, for a head without a backbone.")] = None,
     classes: Annotated[int | None, optional("Number of classes K.")] = None,
     rank: Annotated[int | None, optional("Rank R of the covariance [50].")] = None,
-    covariance: Annotated[str | None, optional("efficient, low_rank, diagonal or full [efficient].")] = None,
-    residual: Annotated[str | None, optional("rank1 or diagonal [rank1].")] = None,
+    covariance: Annotated[str | None, optional(f"{', '.join(COVARIANCES)} [efficient].")] = None,
+    residual: Annotated[str | None, optional(f"{', '.join(RESIDUALS)} [rank1].")] = None,
     noise_features: Annotated[int | None, optional("HET-XL: size M of a noise space of its own.")] = None,
     buckets: Annotated[int | None, optional("HET-H: buckets H [D].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -58,6 +58,9 @@ def predict(
     risk: Annotated[float | None, optional("Add answers, of the risk of hetxl calibrate.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise samples.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave rows of NaN or infinite features empty instead of an error.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Write the most probable classes of new inputs, with their uncertainty.
@@ -67,7 +70,7 @@ def predict(
     from hetxl_train.prediction import predict as run_prediction
 
     options = {"method": method, "num_samples": num_samples, "target": target, "seed": seed}
-    options |= {"coverage": coverage, "risk": risk}
+    options |= {"coverage": coverage, "risk": risk, "skip_invalid": skip_invalid}
     written = run_prediction(run, inputs, out, top_k=top_k, workers=workers, device=device, **options)
     typer.echo(f"{written:,} rows in {out}")
 
@@ -152,5 +155,6 @@ def report(
     from hetxl_train.report import as_rich, compare_table, find_runs, write_report
 
     read_runs = find_runs(runs)
+    path = write_report(read_runs, out or Path(runs[0]) / "report.html")  # before a terminal that cannot show a table
     Console().print(as_rich(compare_table(read_runs)))
-    typer.echo(f"Report: {write_report(read_runs, out or Path(runs[0]) / 'report.html')}")
+    typer.echo(f"Report: {path}")

@@ -1,6 +1,6 @@
 """The commands that train: `hetxl train`, `compare` and `tune`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +21,42 @@ CHOSEN_BY_SEARCH = {"temperature": "--method", "temperature_method": "--method",
 
 
 @config_flags(without=("data",))
-def train(data: Annotated[str | None, argument(DATA)] = None, *, settings: Settings = (None, {})) -> None:
+def train(
+    data: Annotated[str | None, argument(DATA)] = None,
+    *,
+    noise_only: Annotated[
+        bool, typer.Option("--noise-only", help="With --start-from RUN: learn noise and τ alone, on validation rows.")
+    ] = False,
+    settings: Settings = (None, {}),
+) -> None:
     """Train one head on your data, evaluate it, and save the run in a directory.
 
-    Rerun the same command to resume from the last checkpoint.
+    Rerun the same command to resume from the last checkpoint. --noise-only takes seconds: the weights of a trained DET
+    stay as they are, and a new run has noise beside them, unless held-out rows say that it does not help.
     """
-    from hetxl_train.training import train as run_training
+    if noise_only:
+        run = _add_noise(data, settings)
+    else:
+        from hetxl_train.training import train as run_training
 
-    run = run_training(resolve(TrainConfig, settings, data=data))
+        run = run_training(resolve(TrainConfig, settings, data=data))
     typer.echo(f"hetxl report {run.path}   shows it; hetxl predict {run.path} INPUT --out FILE   uses it")
+
+
+def _add_noise(data: str | None, settings: Settings) -> Any:
+    """Return the run of `hetxl train --noise-only`, which takes few of the options."""
+    from hetxl_train.noise_only import add_noise_to_run
+
+    file, flags = settings
+    options = dict(flags)
+    start = options.pop("start_from", None)
+    if start is None:
+        raise ValueError("--noise-only needs --start-from RUN, the run whose head gets noise")
+    extra = sorted(options.keys() - {"out", "seed", "device"})
+    if extra or file is not None:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in extra) or "--config"
+        raise ValueError(f"--noise-only takes --start-from, --out, --seed and --device alone, found {names}")
+    return add_noise_to_run(start, data=data, **options)
 
 
 @config_flags(without=("data", *CHOSEN), kind=CompareConfig)

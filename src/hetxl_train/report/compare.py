@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from hetxl.registry import HEAD_LABELS
+from hetxl.registry import HEAD_LABELS, METRIC_ENTRIES
 from hetxl_train import formatting as form
 from hetxl_train.report.read import Run
 from hetxl_train.report.statistics import Mean, PairedTest, mean, paired_test, t_test
@@ -198,10 +198,10 @@ def _columns(baseline: str | None) -> tuple[Column, ...]:
         Column("NLL", better="lower", key="nll"),
         Column(f"difference to {baseline or 'DET'}", key="difference"),
         Column("p", key="p"),
-        Column("precision@1, %", better="higher", key="precision@1", part=1),
-        Column("precision@5, %", better="higher", key="precision@5", part=1),
-        Column("calibration error, %", better="lower", key="calibration_error", part=1),
-        Column("Brier", better="lower", key="brier", part=1),
+        *(
+            Column(f"{m.title}, %" if m.percent else m.title, better=m.better, key=m.name, part=1)
+            for m in METRIC_ENTRIES
+        ),
         Column("parameters", better="lower", key="parameters", part=2),
         Column("training", better="lower", key="train_seconds", part=2),
         Column("prediction per 1,000", better="lower", key="predict_seconds_per_1000", part=2),
@@ -212,8 +212,7 @@ def _columns(baseline: str | None) -> tuple[Column, ...]:
 def _row(group: Group, reference: Group | None, split: str, digits: int) -> HeadRow:
     difference, p, tested = _difference(group, reference, split, digits)
     cells = [_metric(group, "nll", split, digits), difference, p]
-    cells += [_metric(group, key, split, 2, 100) for key in ("precision@1", "precision@5", "calibration_error")]
-    cells.append(_metric(group, "brier", split, 4))
+    cells += [_metric(group, m.name, split, m.digits, 100 if m.percent else 1) for m in METRIC_ENTRIES]
     for values, show in (
         (group.parameters(), form.short_count),
         (group.values("train_seconds"), form.duration),

@@ -1,5 +1,7 @@
 """Fill in the templates of pages and drawings."""
 
+import base64
+import hashlib
 import re
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,6 +26,12 @@ def read_template(name: str) -> str:
     environment = _environment()
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
+
+
+def read_script(name: str) -> dict[str, str]:
+    """Return a script of the templates, and its hash: a page that allows scripts by their hash runs nothing else."""
+    script = read_template(name)
+    return {"script": script, "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}
 
 
 @cache

@@ -120,6 +120,16 @@ def single_trial(config: TrainConfig, search: Search, directory: Path, data: str
 
 def about(config: TrainConfig) -> dict[str, Any]:
     """Return the options that all trials of a search have in common, to recognise a study that others share."""
-    own = {"out", "device", "workers", "keep", "log_every", "tensorboard", "temperature", "temperature_method"}
+    own = {
+        "out",
+        "device",
+        "workers",
+        "keep",
+        "log_every",
+        "tensorboard",
+        "loggers",
+        "temperature",
+        "temperature_method",
+    }
     values = {key: value for section in config.to_dict().values() for key, value in section.items()}
     return {key: value for key, value in values.items() if key not in own} | {"low": LOW, "high": HIGH}

@@ -19,6 +19,7 @@ from hetxl_train.data import describe
 from hetxl_train.data.dataset import Dataset, Fetched, Shown, Split
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.open import open_data
+from hetxl_train.distributed import accelerators
 from hetxl_train.process_pool import Pool
 from hetxl_train.rescale import rescale
 from hetxl_train.runner import PlannedRun, needed_memory
@@ -127,11 +128,12 @@ def answer(request: Request) -> int | str | None:
 class TrialPool(Pool[Request, int | str | None]):
     """Processes that run trials, and print into a directory `logs`; use it as a context.
 
-    None stops the others when it fails. The number of jobs may be raised later.
+    None stops the others when it fails. The number of jobs may be raised later. Several accelerators are divided among
+    the processes, unless the trials' `device` names one.
     """
 
-    def __init__(self, logs: Path, jobs: int = 1):
-        super().__init__(answer, jobs)
+    def __init__(self, logs: Path, jobs: int = 1, device: str = "cpu"):
+        super().__init__(answer, jobs, accelerators(device))
         self.logs = logs
 
     def measure(self, trial: PlannedRun) -> int | None:

@@ -61,7 +61,7 @@ def tune(config: TrainConfig, search: Search, *, console: Console | None = None)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "search.json", {"format": FORMAT, "options": options})
     begin = time.perf_counter()
-    with TrialPool(directory / "logs") as pool:
+    with TrialPool(directory / "logs", device=config.device) as pool:
         job = _Job(config, search, directory, console, pool)
         chosen, outcomes = job.bayes() if search.method == "bayes" else job.listed()
         result = job.result(chosen, outcomes, begin, options)

@@ -67,7 +67,7 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Look at the part of the batch whose gradients were just added."""
 
     def before_step(self, step: int, examples: int) -> None:
-        """Change gradients, which are the mean over so many examples, before they are clipped."""
+        """Change gradients, which are means, before they are clipped; `examples` is the count of this process."""
 
     def clipped(self, norm: Tensor) -> None:
         """Note the norm of the gradients before they were clipped."""
@@ -81,11 +81,11 @@ class Task(ABC, Generic[Config, Data, Network]):
 
     @abstractmethod
     def validate(self) -> dict[str, Any]:
-        """Return metrics of the model as it is; called in the main process, in evaluation mode."""
+        """Return metrics of the model as it is, the same in all processes, which all call this; in evaluation mode."""
 
     @abstractmethod
     def estimate(self, parts: Parts) -> Estimate | None:
-        """Measure a step and return time and memory of the run; None if nothing could be read."""
+        """Measure a step in the main process alone; return time and memory of the run, None if no row could be read."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -95,13 +95,14 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Write what the configuration changed in the data."""
 
     def choose_weights(self) -> None:
-        """Change the trained weights for better ones, before they are saved; called in the main process."""
+        """Change the trained weights for better ones, before they are saved; called in all processes."""
 
     @abstractmethod
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
         """Evaluate the trained model, write what a report shows, and return the task's part of result.json.
 
-        Validate again if the weights are others than those of the last validation.
+        All processes call this, and the main process writes. Validate again if the weights are others than those of the
+        last validation.
         """
 
     @staticmethod

@@ -2,28 +2,30 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
 from hetxl._files import read_json, write_json
 from hetxl._seeds import derive_seed
+from hetxl._tensors import read_tensors, write_tensors
 from hetxl.functional import LabelLists, plan
 from hetxl.metrics.records import NotFiniteError
+from hetxl.metrics.scaling import NOISE_SCALES
 from hetxl.metrics.summary import reliability, risk_coverage, summarise
 from hetxl.optim import Penalty, add_prior, noise_free_steps, parameter_groups, prior_penalties, start_bias
 from hetxl.registry import head_entry
-from hetxl_train.checkpoint import save_tensors
+from hetxl_train.backbones import layer_depths
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data import Description, describe
 from hetxl_train.data.dataset import Dataset, Fetched, Split
-from hetxl_train.data.describe import fingerprint
+from hetxl_train.data.fingerprint import fingerprint
 from hetxl_train.data.label_noise import NoisySplit
 from hetxl_train.data.open import open_data
 from hetxl_train.defaults import has_prior, measure_features, prior_of, with_defaults
@@ -32,8 +34,11 @@ from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_m
 from hetxl_train.evaluate import Evaluation, evaluate_split
 from hetxl_train.examples import extreme_examples
 from hetxl_train.loaders import Order, Parts, to_device
-from hetxl_train.model import Model, build_model, cached_features, link_of, parameter_counts
+from hetxl_train.mixing import mixed
+from hetxl_train.model import Model, answers_of, build_model, cached_features, link_of, parameter_counts
 from hetxl_train.num_steps import describe_length, steps_for
+from hetxl_train.parallel import number, prepare
+from hetxl_train.start_from import Start, start_weights
 from hetxl_train.tasks import Loss, Task
 from hetxl_train.temperature.hypergradient import Batch
 from hetxl_train.temperature.policy import recommend_for
@@ -70,41 +75,64 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.config, self.directory = config, directory
         self.description = description
         self.link = link_of(config, dataset)
+        mixing = {"mixup": config.mixup, "cutmix": config.cutmix}
+        self.mixing = {name: alpha for name, alpha in mixing.items() if alpha}
+        if self.mixing and dataset.input.kind != "image":
+            raise ValueError(f"{min(self.mixing)} is for images, but this data is {dataset.input.kind}; leave it out")
         self.steps = steps_for(config, dataset)
-        self.noise_free = noise_free_steps(self.steps, config.recipe)  # steps at the start
-        self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link).to(world.device)
+        self.noise_free = noise_free_steps(self.steps, config.optim)  # steps at the start
+        self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link)
+        self.start_point: Start | None = None
+        if config.start_from is not None:
+            self.start_point = start_weights(self.model, config, dataset.class_names, self.link)
+            console.say(f"Starting from {self.start_point.text}")
+        self.model.to(world.device)
+        self.model.backbone = prepare(self.model.backbone, config, world)
         self.counts = dataset.splits["train"].labels.counts(dataset.num_classes)
         self.splits = dataset.splits
         if config.frozen and config.backbone not in ("auto", "none"):
             folder = directory / "features"
-            self.model, self.splits = cached_features(folder, self.model, dataset, config.workers, console)
+            self.model, self.splits = cached_features(folder, self.model, dataset, config.workers, console, world)
         self.split = self.splits["train"]
         self.penalties: list[Penalty] = []
-        self.prior = self._start(prior)
+        if prior and config.data_parallel == "fsdp" and world.processes > 1:
+            raise ValueError(
+                "data_parallel = fsdp is for a network that is trained; with a head alone use data_parallel = ddp"
+            )
+        self.prior, self.flip_rate = self._start(prior)
         self.order = Order(len(self.split), derive_seed(config.seed, 12))
-        self.examples = config.batch_size - held_out_examples(config) * config.accumulate
+        parts = config.accumulate * world.processes
+        self.examples = config.batch_size - held_out_examples(config, parts) * parts
         self.rule: TemperatureRule | None = None
         self.optimizer: optim.Optimizer | None = None
         self.trained_on: partial[None] | None = None  # shows the rule the part of the batch that was just trained on
         self.noise_kept = True  # False once validation rows have decided against the noise
         self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
 
-    def _start(self, has_prior: bool) -> float | None:
-        """Measure the features, start the bias of the sigmoid link, and return the prior of the head, if it has one."""
-        config, head = self.config, self.model.head
+    def _start(self, has_prior: bool) -> tuple[float | None, float]:
+        """Measure the features, start the bias of the sigmoid link, and return the prior of the head and its ε.
+
+        A classifier that was trained already has its bias, and its features their scale.
+        """
+        config, head, start = self.config, self.model.head, self.start_point
         bias = getattr(head.classifier, "bias", None)
-        if self.link == "sigmoid" and config.bias_init is None and bias is not None:
+        trained = start is not None and start.head
+        if self.link == "sigmoid" and config.bias_init is None and bias is not None and not trained:
             start_bias(bias, torch.as_tensor(self.counts), len(self.split))
-        measure_features(self.model, self.split)
+        if start is None or (head.standardize is not None and not trained):
+            measure_features(self.model, self.split)
         if not has_prior:
-            return None
+            return None, head.flip_rate
         stored = self.directory / "model.json"
-        prior = config.prior or (read_json(stored).get("prior") if stored.exists() else None)
-        if prior is None:
+        before = read_json(stored) if stored.exists() else {}
+        if before.get("prior") is None:
             sizes = (self.dataset.num_classes, self.link, self.steps)
-            prior = prior_of(config, self.model, self.splits, *sizes)
+            rate, prior = self.world.on_main(lambda: prior_of(config, self.model, self.splits, *sizes))
+        else:
+            rate, prior = before.get("flip_rate", 0.0), before["prior"]
+        head.flip_rate = rate
         self.penalties = prior_penalties(head, prior, len(self.split))
-        return prior
+        return prior, rate
 
     open = staticmethod(open_data)
 
@@ -119,15 +147,14 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the groups of the recipe."""
-        return parameter_groups(self.model, self.config.recipe)
+        depths = layer_depths(self.model.backbone) if self.config.layer_decay != 1 else {}
+        named = {f"backbone.{name}": depth for name, depth in depths.items()}
+        return parameter_groups(self.model, self.config.optim, named)
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
         """Build the rule that a learned τ follows."""
         self.optimizer = optimizer
-        self.rule = build_rule(self.config, self.model, optimizer, self.splits.get("validation"), self.device)
-        if self.rule is not None and self.world.processes > 1:
-            method, processes = self.config.temperature_method, self.world.processes
-            raise ValueError(f"temperature_method = {method} runs in one process, found {processes}")
+        self.rule = build_rule(self.config, self.model, optimizer, self.splits.get("validation"), parts, self.world)
 
     def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
         """Return the sum of the losses of a part."""
@@ -136,6 +163,9 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             inputs, targets = self.rule.validation.divide(fetched, self.split)
         inputs = inputs.to(self.device, non_blocking=True)
         targets = to_device(targets, self.device)
+        if self.mixing and len(inputs):
+            rng = np.random.default_rng(derive_seed(self.config.seed, step, part, 27))
+            inputs, targets = mixed(inputs, targets, self.dataset.num_classes, rng, **self.mixing)
         generator = self._seed(step, part)
         options: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
         if step < self.noise_free:
@@ -178,7 +208,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             reset_state(self.model.head.temperature, self.optimizer)
         # Behind a network that is trained, the head of an earlier step would be of no use.
         alone = not any(parameter.requires_grad for parameter in self.model.backbone.parameters())
-        if step + 1 == self.noise_free and alone and self.world.is_main and "validation" in self.splits:
+        if step + 1 == self.noise_free and alone and "validation" in self.splits:
             self._keep_noise_free()
 
     def _keep_noise_free(self) -> None:
@@ -187,28 +217,48 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.model.eval()
         scale, head.noise_scale = head.noise_scale, 0.0
         try:
-            loss = summarise(self._evaluate("validation", self.config.evaluation_examples).records, self.counts)["nll"]
+            loss = self._summary(self._evaluate("validation", self.config.evaluation_examples))["nll"]
         except NotFiniteError:
             loss = math.inf
         head.noise_scale = scale
         self.model.train()
         if loss is None or not math.isfinite(loss):
             return  # nothing to come back to; the loop stops at its next loss
-        save_tensors(self.directory / NOISE_FREE, self.model.head.state_dict())
-        write_json(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
+        if self.world.is_main:
+            write_tensors(self.directory / NOISE_FREE, self.model.head.state_dict())
+            write_json(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
+        self.world.wait()
 
     def choose_weights(self) -> None:
-        """Take the head without noise back if validation rows say that the noise has made it worse."""
+        """Take back what has made the head worse by validation rows: its noise, some of it, or ε of flipped labels."""
         head = self.model.head
-        if head.covariance is None or not (self.directory / NOISE_FREE).exists():
+        if "validation" not in self.splits:
             return
         if self.validated is None or self.config.patience:  # weights of another step than the last validation's
             self.validate()
-        before = read_json(self.directory / NOISE_FREE_LOSS)["nll"]
-        if self.validated is None or before < self.validated["nll"]:
-            head.load_state_dict(load_file(self.directory / NOISE_FREE))
-            head.covariance.silence()
-            self.noise_kept, self.validated = False, None
+        if head.covariance is not None and (self.directory / NOISE_FREE).exists():
+            before = read_json(self.directory / NOISE_FREE_LOSS)["nll"]
+            if self.validated is None or before < self.validated["nll"]:
+                head.load_state_dict(read_tensors(self.directory / NOISE_FREE).tensors)
+                head.covariance.silence()
+                self.noise_kept, self.validated = False, None
+        elif head.covariance is not None and self.config.noise_scale is None:
+            self._lower("noise_scale", [scale for scale in reversed(NOISE_SCALES) if scale < 1])
+        if head.flip_rate and self.config.flip_rate is None:
+            self._lower("flip_rate", [0.0])
+
+    def _lower(self, name: str, values: Sequence[float]) -> None:
+        """Give an option of the head one value after the other, as long as each lowers the validation NLL."""
+        for value in values:
+            if self.validated is None:
+                self.validate()
+            chosen, metrics = getattr(self.model.head, name), self.validated
+            setattr(self.model.head, name, value)
+            self.validate()
+            if metrics is not None and (self.validated is None or self.validated["nll"] >= metrics["nll"]):
+                setattr(self.model.head, name, chosen)
+                self.validated = metrics
+                return
 
     def _seed(self, step: int, part: int) -> torch.Generator:
         """Bring all draws to where those of a part begin; return the generator of the noise."""
@@ -218,7 +268,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
     @torch.no_grad()
     def status(self) -> dict[str, float]:
         """Return τ."""
-        return {"temperature": float(self.model.head.temperature())}
+        return {"temperature": number(self.model.head.temperature)}
 
     def validate(self) -> dict[str, Any]:
         """Return metrics on the validation split, or on that of training where there is no other."""
@@ -226,12 +276,17 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             evaluation = self._evaluate(self.validation, self.config.evaluation_examples)
         except NotFiniteError:
             return {"nll": math.nan}
-        self.validated = summarise(evaluation.records, self.counts)
+        self.validated = self._summary(evaluation)
         return {"split": self.validation} | {key: value for key, value in self.validated.items() if value is not None}
+
+    def _summary(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Return the metrics of an evaluation, which the main process has, in all processes."""
+        return self.world.on_main(lambda: summarise(evaluation.records, self.counts))
 
     def _evaluate(self, name: str, limit: int, confusions: bool = False) -> Evaluation:
         options = {"class_names": self.dataset.class_names, "seed": derive_seed(self.config.seed, 15)}
         options |= {"limit": limit, "workers": self.config.workers, "confusions": confusions, "quiet": not confusions}
+        options |= {"precision": self.config.evaluation_precision, "world": self.world}
         return evaluate_split(self.model, self.splits[name], **options)
 
     def estimate(self, parts: Parts) -> Estimate | None:
@@ -245,6 +300,8 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             "link": self.link,
             "temperature": self.config.temperature,
             "prior": self.prior,
+            "flip_rate": self.flip_rate,
+            "answers": answers_of(self.whole),
             "dataset": self.dataset.name,
             "class_names": list(self.dataset.class_names),
             "class_counts": self.counts.tolist(),
@@ -268,7 +325,9 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         evaluation = self._evaluate(name, self.config.test_examples, confusions=True)
         # Records count the rows of what was evaluated, which may be a file of features.
         shown = dataclasses.replace(self.dataset, splits=self.splits)
-        metrics[name] = write_evaluation(directory, evaluation, shown, name, np.asarray(self.counts))
+        metrics[name] = self.world.on_main(
+            lambda: write_evaluation(directory, evaluation, shown, name, np.asarray(self.counts))
+        )
         return {
             **result_of(self.whole, self.dataset, metrics, evaluation),
             "data": {} if self.description is None else self.description.as_dict(),
@@ -355,6 +414,7 @@ def result_of(model: Model, dataset: Dataset, metrics: dict[str, Any], evaluatio
         "predict_seconds_per_1000": 1000 * evaluation.seconds / max(len(evaluation.records), 1),
         "temperature": float(model.head.temperature()),
         "noise_scale": model.head.noise_scale,
+        "flip_rate": model.head.flip_rate,
         "best_nll": dataset.best_nll,
         "broken": [list(item) for item in evaluation.unreadable[:100]],
     }

@@ -3,6 +3,7 @@ retrieval both ways, and how well swapped pairs are found."""
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,17 +14,20 @@ from torch import nn, optim
 from hetxl._files import write_json
 from hetxl._seeds import derive_seed
 from hetxl.contrastive.retrieval import auroc, pair_distance, pair_noise, retrieval_recall, top_k, zero_shot_weights
+from hetxl_train import towers
 from hetxl_train.config import ContrastiveConfig, PairOptions
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Fetched
+from hetxl_train.data.fingerprint import fingerprint
 from hetxl_train.data.pairs import Pairs, PairSplit, Texts, open_pairs, swapped
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
 from hetxl_train.examples import image_of
 from hetxl_train.loaders import Order, Parts
 from hetxl_train.model import parameter_counts
-from hetxl_train.tasks import Loss, Task, towers
-from hetxl_train.tasks.towers import Embedded, Specs, TextReader, TextTable, TwoTowers
+from hetxl_train.parallel import number, prepare, whole
+from hetxl_train.tasks import Loss, Task
+from hetxl_train.towers import Embedded, Specs, TextReader, TextTable, TwoTowers
 
 KS = (1, 5, 10)
 TOP = (1, 5)
@@ -53,6 +57,9 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         self.specs = Specs(pairs.image, self.texts.spec(pairs))
         self.steps = config.steps or max(1, round(config.epochs * len(self.train_pairs) / config.batch_size))
         self.whole = self.model = towers.build_towers(config, self.specs).to(world.device)
+        self.model.image, self.model.text = (
+            prepare(tower, config, world) for tower in (self.model.image, self.model.text)
+        )
         # The loss of an evaluation is one process's: the others do not take part.
         several = world.processes > 1
         self.alone = towers.build_towers(config, self.specs, gather=False).to(world.device) if several else self.model
@@ -131,18 +138,20 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     def status(self) -> dict[str, float]:
         """Return the learned scale of the logits."""
-        return {"scale": float(self.model.loss.scale().detach())}
+        return {"scale": number(self.model.loss.scale)}
 
     def validate(self) -> dict[str, Any]:
         """Return the loss and recall on the validation pairs, or on those of training."""
         split, config = self.dataset.splits[self.validation], self.config
         table = self.table if split.texts is self.train_pairs.texts else self.texts.table(split.texts)
         options = (config.evaluation_pairs, config.batch_size, config.workers)
-        return {"split": self.validation, **validation_metrics(self._evaluated(), split, table, *options)}
+        where: dict[str, Any] = {"precision": config.evaluation_precision, "world": self.world}
+        metrics = validation_metrics(self._evaluated(), split, table, *options, **where)
+        return {"split": self.validation, **metrics}
 
     def _evaluated(self) -> TwoTowers:
         if self.alone is not self.model:
-            self.alone.load_state_dict(self.model.state_dict())
+            self.alone.load_state_dict({name: whole(value) for name, value in self.model.state_dict().items()})
         return self.alone.eval()
 
     def estimate(self, parts: Parts) -> Estimate | None:
@@ -170,10 +179,11 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return Estimate(memory, seconds, self.steps)
 
     def describe(self) -> dict[str, Any]:
-        """Return the inputs of the towers."""
+        """Return the inputs of the towers, and what identifies the data."""
         return {
             "image": dataclasses.asdict(self.specs.image),
             "text": None if self.specs.text is None else dataclasses.asdict(self.specs.text),
+            "data": fingerprint(self.dataset),
         }
 
     def write_data(self, directory: Path) -> None:
@@ -183,8 +193,9 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
         """Evaluate on all splits, and write examples."""
-        evaluation = evaluate_pairs(self._evaluated(), self.dataset, self.texts, self.config)
-        write_json(directory / "examples.json", evaluation.examples)
+        evaluation = evaluate_pairs(self._evaluated(), self.dataset, self.texts, self.config, world=self.world)
+        if self.world.is_main:
+            write_json(directory / "examples.json", evaluation.examples)
         rows = {name: len(split) for name, split in self.dataset.splits.items()}
         return {
             "kind": "contrastive",
@@ -220,14 +231,21 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
 @torch.no_grad()
 def validation_metrics(
-    model: TwoTowers, split: PairSplit, table: TextTable, limit: int = 0, batch_size: int = 256, workers: int = 0
-) -> dict[str, float]:
+    model: TwoTowers, split: PairSplit, table: TextTable, limit: int = 0, batch_size: int = 256, workers: int = 0,
+    precision: str = "float32", world: World | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Return loss without noise, over batches as large as in training, and recall, on the first of shuffled pairs.
 
-    A limit of 0 takes all pairs.
+    A limit of 0 takes all pairs. The processes of `world` divide the pairs.
     """
     rows = np.random.default_rng(0).permutation(len(split))[: limit or len(split)]
-    embedded = towers.embed_pairs(model, split, table, rows, workers=workers)
+    embedded = towers.embed_pairs(model, split, table, rows, workers=workers, precision=precision, world=world)
+    world = world or World(embedded.images.device)
+    return world.on_main(lambda: _loss_and_recall(model, embedded, batch_size))
+
+
+@torch.no_grad()
+def _loss_and_recall(model: TwoTowers, embedded: Embedded, batch_size: int) -> dict[str, float]:
     size = min(batch_size, len(embedded.rows))
     starts = range(0, len(embedded.rows) - size + 1, size)  # a smaller last batch would have a lower loss
     parts = ((embedded.images[start : start + size], embedded.texts[start : start + size]) for start in starts)
@@ -330,9 +348,11 @@ class Evaluation(NamedTuple):
 @torch.no_grad()
 def evaluate_pairs(
     model: TwoTowers, pairs: Pairs, texts: TextReader, config: ContrastiveConfig, *, samples: int | None = None,
-    seen: set[str] | None = None,
+    seen: set[str] | None = None, world: World | None = None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate retrieval on the validation and test pairs, zero-shot classification on the test pairs, scores of swaps.
+
+    The processes of `world`, which all call this, divide the embedding of the pairs, and get the same result.
 
     Args:
         model: in evaluation mode.
@@ -343,28 +363,39 @@ def evaluate_pairs(
     if seen is None and train is not None and (captions := train.captions()) is not None:
         seen = set(captions)
     samples = config.eval_samples if samples is None else samples
-    metrics: dict[str, Any] = {}
+    world = world or World(next(model.parameters()).device)
+
+    def embed(split: PairSplit, rows: np.ndarray | None = None) -> Embedded:
+        options: dict[str, Any] = {"workers": config.workers, "precision": config.evaluation_precision, "world": world}
+        return towers.embed_pairs(model, split, texts.table(split.texts), rows, **options)
+
+    def measure(embedded: Embedded, named: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        metrics: dict[str, Any] = {**recall_of(model, embedded)}
+        if not named:
+            return metrics, {}
+        classes = classes_of(model, embedded, texts, config.prompts)
+        options: dict[str, Any] = {"seen": seen, "seed": derive_seed(config.seed, 26)}
+        metrics["zero_shot"] = zero_shot(model, embedded, classes, **options)
+        if samples and model.loss.image_noise is not None:
+            metrics["zero_shot_sampled"] = zero_shot(model, embedded, classes, samples=samples, **options)
+        return metrics, {"zero_shot": _named(model, embedded, classes, seen)}
+
+    def score(embedded: Embedded) -> tuple[dict[str, Any], dict[str, Any]]:
+        scores = {} if embedded.split.swaps is None else {"swaps": swap_scores(model, embedded)}
+        return scores, _noisy(model, embedded)
+
+    result: dict[str, Any] = {"metrics": {}}
     examples: dict[str, Any] = {}
     for name in ("validation", "test"):
-        if name not in pairs.splits:
-            continue
-        split = pairs.splits[name]
-        embedded = towers.embed_pairs(model, split, texts.table(split.texts), workers=config.workers)
-        metrics[name] = recall_of(model, embedded)
-        if name == "test" or "test" not in pairs.splits:
-            classes = classes_of(model, embedded, texts, config.prompts)
-            options: dict[str, Any] = {"seen": seen, "seed": derive_seed(config.seed, 26)}
-            metrics[name]["zero_shot"] = zero_shot(model, embedded, classes, **options)
-            if samples and model.loss.image_noise is not None:
-                metrics[name]["zero_shot_sampled"] = zero_shot(model, embedded, classes, samples=samples, **options)
-            examples["zero_shot"] = _named(model, embedded, classes, seen)
-    result: dict[str, Any] = {"metrics": metrics}
+        if name in pairs.splits:
+            embedded, named = embed(pairs.splits[name]), name == "test" or "test" not in pairs.splits
+            result["metrics"][name], shown = world.on_main(partial(measure, embedded, named))
+            examples |= shown
     if train is not None:
         rows = np.sort(np.random.default_rng(0).permutation(len(train))[:SCORED])
-        embedded = towers.embed_pairs(model, train, texts.table(train.texts), rows, workers=config.workers)
-        if train.swaps is not None:
-            result["swaps"] = swap_scores(model, embedded)
-        examples |= _noisy(model, embedded)
+        scores, shown = world.on_main(partial(score, embed(train, rows)))
+        result |= scores
+        examples |= shown
     return Evaluation(result, examples)
 
 

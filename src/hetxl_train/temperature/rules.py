@@ -6,6 +6,7 @@ the last step; the loop calls it around its own step.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -14,7 +15,8 @@ from hetxl._seeds import derive_seed
 from hetxl.functional import LabelLists
 from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import Fetched, Split
-from hetxl_train.loaders import Order, to_device
+from hetxl_train.distributed import World
+from hetxl_train.loaders import Order, Parts, to_device
 from hetxl_train.model import Model
 from hetxl_train.temperature import hypergradient
 from hetxl_train.temperature.hypergradient import Batch
@@ -36,7 +38,8 @@ def reset_state(temperature: nn.Module, optimizer: optim.Optimizer) -> None:
     """Zero the optimiser's state of τ after a frozen step, so that it starts afresh when τ may move."""
     for parameter in temperature.parameters():
         for value in optimizer.state.get(parameter, {}).values():
-            value.zero_()
+            if isinstance(value, Tensor):
+                value.zero_()
 
 
 def add_temperature_prior(temperature: nn.Module, weight: float) -> None:
@@ -53,11 +56,11 @@ def add_temperature_prior(temperature: nn.Module, weight: float) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def held_out_examples(config: TrainConfig) -> int:
+def held_out_examples(config: TrainConfig, parts: int) -> int:
     """Return the number of held-out examples of each part of a batch."""
     if config.temperature_method == "train" or not config.temperature_held_out:
         return 0
-    part = config.batch_size // config.accumulate
+    part = config.batch_size // parts
     count = round(config.temperature_held_out * part)
     if not 0 < count < part:
         raise ValueError(
@@ -68,35 +71,36 @@ def held_out_examples(config: TrainConfig) -> int:
 
 
 class Validation:
-    """The examples of a rule: of a split of their own, or with None for it held out of each batch."""
+    """The examples of a rule: of a split of their own, or with None for it held out of each batch.
 
-    def __init__(self, config: TrainConfig, split: Split | None, device: torch.device):
-        self.config, self.split, self.device = config, split, device
-        self.held = held_out_examples(config)
+    They are cut like the batches of training, into `parts` over all processes.
+    """
+
+    def __init__(self, config: TrainConfig, split: Split | None, parts: Parts, device: torch.device):
+        self.split, self.parts, self.device = split, parts, device
+        self.count = held_out_examples(config, parts.count)
         self.order = None if split is None else Order(len(split), derive_seed(config.seed, 16))
-        self.parts: list[Batch] = []
+        self.held_out: list[Batch] = []
 
     def divide(self, fetched: Fetched, split: Split) -> tuple[Tensor, Tensor | LabelLists]:
         """Hold out the last rows of a part of a batch; return the others, to train on."""
         rows = fetched.rows
         # If rows could not be read there may be fewer than are held out: one is always trained on.
-        count = max(len(rows) - self.held, min(1, len(rows)))
+        count = max(len(rows) - self.count, min(1, len(rows)))
         if count < len(rows):
             targets = to_device(split.labels.take(rows[count:]), self.device)
-            self.parts.append(Batch(fetched.inputs[count:].to(self.device), targets))
+            self.held_out.append(Batch(fetched.inputs[count:].to(self.device), targets))
         return fetched.inputs[:count], split.labels.take(rows[:count])
 
     def batches(self, step: int) -> list[Batch]:
-        """Return the examples of a step."""
+        """Return this process's examples of a step."""
         if self.split is None:
-            held_out, self.parts = self.parts, []
+            held_out, self.held_out = self.held_out, []
             return held_out
         assert self.order is not None
-        size = self.config.batch_size // self.config.accumulate
         batches = []
-        for part in range(self.config.accumulate):
-            start = step * self.config.batch_size + part * size
-            fetched = self.split.fetch(self.order.of(start, start + size)[0])
+        for accumulated in range(self.parts.accumulate):
+            fetched = self.split.fetch(self.order.of(*self.parts.places(step, accumulated))[0])
             if len(fetched.rows):
                 targets = to_device(self.split.labels.take(fetched.rows), self.device)
                 batches.append(Batch(fetched.inputs.to(self.device), targets))
@@ -104,10 +108,16 @@ class Validation:
 
 
 class TemperatureRule(ABC):
-    """Moves τ, which is learned, instead of the training loss; the optimiser has all parameters of the model."""
+    """Moves τ, which is learned, instead of the training loss; the optimiser has all parameters of the model.
 
-    def __init__(self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation):
+    Sums over examples are those of all processes, so that τ is the same in each.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation, world: World
+    ):
         self.config, self.model, self.optimizer, self.validation = config, model, optimizer, validation
+        self.world = world
         [self.raw] = model.head.temperature.parameters()
         self.noise = torch.Generator(device=validation.device)
 
@@ -119,7 +129,7 @@ class TemperatureRule(ABC):
 
     @abstractmethod
     def before_step(self, step: int, examples: int) -> None:
-        """Set the gradient of τ, once those of all parameters are computed, as the mean over so many examples."""
+        """Set the gradient of τ, once those of all parameters are computed; `examples` is the count of this process."""
 
     def clipped(self, norm: Tensor) -> None:  # noqa: B027
         """See that gradients were clipped, with their norm before that."""
@@ -134,14 +144,19 @@ class TemperatureRule(ABC):
         sums, count = [torch.zeros_like(parameter) for parameter in parameters], 0
         try:
             for number, batch in enumerate(batches):
-                self.noise.manual_seed(derive_seed(self.config.seed, step, number, 17))
+                self.noise.manual_seed(derive_seed(self.config.seed, step, self.validation.parts.part(number), 17))
                 _, values = hypergradient.loss_gradients(self.model, batch, parameters, generator=self.noise)
                 for total, value in zip(sums, values, strict=True):
                     total += value
                 count += len(batch)
         finally:
             self.model.backbone.train(training)
-        return [total / max(count, 1) for total in sums]
+        return self._mean(sums, count)
+
+    def _mean(self, sums: list[Tensor], examples: int) -> list[Tensor]:
+        """Return sums over this process's examples as the mean over those of all processes."""
+        total = self.world.sum(torch.full((), float(examples), device=self.validation.device)).clamp_(min=1)
+        return [self.world.sum(value.contiguous()) / total.to(value.dtype) for value in sums]
 
 
 class DirectRule(TemperatureRule):
@@ -156,13 +171,18 @@ class DirectRule(TemperatureRule):
 class BilevelRule(TemperatureRule):
     """Luketina et al.: τ follows the validation loss after the step, also through its effect on that step."""
 
-    def __init__(self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation):
-        super().__init__(config, model, optimizer, validation)
-        pairs = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        self.groups = [(group, parameter) for group, parameter in pairs if parameter is not self.raw]
-        self.parameters = [parameter for _, parameter in self.groups]
+    def __init__(
+        self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation, world: World
+    ):
+        super().__init__(config, model, optimizer, validation, world)
+        self.parameters = [parameter for _, parameter in self._in_groups()]
         self.mixed: list[Tensor] = []
         self.before: list[Tensor] = []
+
+    def _in_groups(self) -> list[tuple[dict[str, Any], nn.Parameter]]:
+        """Return all parameters but τ with their groups, which are others after a checkpoint was loaded."""
+        pairs = [(group, parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
+        return [(group, parameter) for group, parameter in pairs if parameter is not self.raw]
 
     def see(self, batch: Batch, seed: Callable[[], torch.Generator]) -> None:
         """Add the derivative of this part's gradients with respect to t."""
@@ -176,7 +196,7 @@ class BilevelRule(TemperatureRule):
     def before_step(self, step: int, examples: int) -> None:
         """Leave τ out of the step."""
         self.raw.grad = None
-        self.mixed = [value / max(examples, 1) for value in self.mixed]
+        self.mixed = self._mean(self.mixed, examples)
         if self.config.clip:
             self.before = [gradient_of(parameter).clone() for parameter in self.parameters]
 
@@ -200,7 +220,7 @@ class BilevelRule(TemperatureRule):
         """Return d F_val / dt after the step, shaped like t."""
         direct, *slopes = self.gradients(step, [self.raw, *self.parameters])
         along = torch.zeros((), dtype=direct.dtype, device=direct.device)
-        for (group, parameter), tangent, slope in zip(self.groups, self.mixed, slopes, strict=True):
+        for (group, parameter), tangent, slope in zip(self._in_groups(), self.mixed, slopes, strict=True):
             moved = hypergradient.step_tangent(self.optimizer, group, parameter, gradient_of(parameter), tangent)
             along += (moved * slope).sum()
         return direct + along
@@ -216,7 +236,7 @@ RULES: dict[str, type[TemperatureRule]] = {"gradient": DirectRule, "bilevel": Bi
 
 
 def build_rule(
-    config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Split | None, device: torch.device
+    config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Split | None, parts: Parts, world: World
 ) -> TemperatureRule | None:
     """Return the rule of a configuration; None if τ follows the training loss, or is fixed."""
     if config.temperature_method == "train":
@@ -227,4 +247,5 @@ def build_rule(
             f"temperature_method = {config.temperature_method} needs a validation split, which the data does not have; "
             "give --validation, or --temperature-held-out 0.125"
         )
-    return RULES[config.temperature_method](config, model, optimizer, Validation(config, split, device))
+    examples = Validation(config, split, parts, world.device)
+    return RULES[config.temperature_method](config, model, optimizer, examples, world)

@@ -6,7 +6,9 @@ import sys
 import time
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
+import torch
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -17,6 +19,7 @@ from hetxl_train import plugins
 from hetxl_train.cli import main
 from hetxl_train.cli.commands import LazyCommand, app, one_line_errors
 from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
 
 
 def call(*words):
@@ -190,3 +193,22 @@ def test_main_names_the_extra_that_is_missing(monkeypatch, capsys, missing, mess
         main()
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_control_characters_are_escaped_on_the_terminal(capfd):
+    Console().say("runs/x\x1b[31my")
+    with pytest.raises(typer.Exit), one_line_errors():
+        raise ValueError("x\x1b[31my is not a file")
+    shown = capfd.readouterr().err
+    assert "\x1b[31m" not in shown
+    assert "runs/x\\x1b[31my" in shown
+    assert "Error: x\\x1b[31my is not a file" in shown
+
+
+@pytest.mark.parametrize("allocate", [lambda: np.zeros(4 * 10**15), lambda: torch.empty(10**16)])
+def test_too_little_memory_is_one_line(capfd, allocate):
+    with pytest.raises(typer.Exit), one_line_errors():
+        allocate()
+    shown = capfd.readouterr().err
+    assert shown.startswith("Error: not enough memory (")
+    assert shown.count("\n") == 1

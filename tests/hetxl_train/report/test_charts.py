@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -27,6 +26,7 @@ from hetxl_train.report.charts import (
     styles,
 )
 from hetxl_train.report.statistics import Mean
+from support.charts import cells, numbers, of_class, parse, texts
 
 LOOKS = styles(["DET", "HET-XL", "<b>"])
 X, Y = Axis("steps", form.count), Axis("NLL", lambda value: form.decimal(value, 2))
@@ -39,26 +39,6 @@ def line(label, values, seeds=1, spread=0.0):
 
 def draw(lines, x=X, y=Y, **options):
     return line_chart("plot", "Title", lines, LOOKS, x, y, **options)
-
-
-def parse(figure, index=0):
-    return ElementTree.fromstring(f"<svg>{figure.panels[index].content}</svg>")
-
-
-def of_class(figure, name):
-    return [element for element in parse(figure).iter() if name in (element.get("class") or "").split()]
-
-
-def numbers(element):
-    return [float(value) for value in re.findall(r"-?\d+\.?\d*", element.get("d"))]
-
-
-def texts(figure):
-    return [element.text for element in parse(figure).iter("text")]
-
-
-def cells(figure):
-    return [(row.label, *row.cells) for row in figure.numbers.rows]
 
 
 @given(

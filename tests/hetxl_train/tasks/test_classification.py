@@ -15,6 +15,7 @@ from hetxl_train.backbones import Backbone, Mlp
 from hetxl_train.data import open_dataset
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.estimate import Estimate
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.model import Model, build_model, parameter_counts
@@ -83,7 +84,7 @@ def test_lists_of_labels(tmp_path):
 def test_images_are_read_by_workers_from_undecodable_paths(tmp_path):
     root = write_images(tmp_path / "images", each=10)
     (root / "red" / "000.png").rename(root / "red" / b"caf\xe9.png".decode("utf-8", "surrogateescape"))
-    dataset = open_dataset(str(root), image_size=16, whole=True, classes=["blue", "red"])
+    dataset = open_dataset(str(root), transform=ImageTransform(16), whole=True, classes=["blue", "red"])
     model = model_for(dataset, backbone="cnn", width=8, depth=1, features=4)
     split = dataset.splits["test"]
     alone, read = (evaluate_split(model, split, workers=workers, quiet=True).records for workers in (0, 2))
@@ -93,7 +94,7 @@ def test_images_are_read_by_workers_from_undecodable_paths(tmp_path):
     write_evaluation(tmp_path / "run", evaluation, dataset, "test", None)
     examples = json.loads((tmp_path / "run" / "examples.json").read_text())
     for entry in examples["most_certain"] + examples["least_certain"]:
-        assert entry["path"] == split.path(entry["row"])
+        assert entry["path"] == split.show(entry["row"]).image
         assert entry["image"].startswith("data:image/jpeg")
 
 

@@ -20,7 +20,7 @@ from hetxl_train.tasks.contrastive import (
     validation_metrics,
     zero_shot,
 )
-from hetxl_train.tasks.towers import Specs, TextReader, build_towers, embed_pairs
+from hetxl_train.towers import Specs, TextReader, build_towers, embed_pairs
 from support.pairs import QUIET, image_folder, small_pairs, vectors_file
 
 READER = TextReader(buckets=64)

@@ -13,6 +13,7 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.data.synthetic import load_synthetic
 from hetxl_train.distributed import World
+from hetxl_train.loaders import Parts
 from hetxl_train.loop import Trainer
 from hetxl_train.runs import Log, read_log
 from hetxl_train.tasks.classification import ClassificationTask
@@ -84,11 +85,11 @@ class Observed(BilevelRule):
             with torch.no_grad():
                 self.raw.add_(self.shift)
         if step == self.last:
-            parts = list(self.validation.parts)
+            held_out = list(self.validation.held_out)
             self.gradient = float(self.hypergradient(step))
-            self.validation.parts = parts
+            self.validation.held_out = held_out
             self.loss = mean_loss(self, step)
-        self.mixed, self.validation.parts = [], []
+        self.mixed, self.validation.held_out = [], []
 
 
 def mean_loss(rule: BilevelRule, step: int) -> float:
@@ -115,7 +116,8 @@ def test_the_gradient_in_the_loop_is_that_one_step_ahead(tmp_path, monkeypatch, 
         if run_trainer.task.rule.validation.split is not None:
             run_trainer.task.rule.validation.split = Doubled(run_trainer.task.rule.validation.split)
         run_trainer.task.rule.observe(shift, last=2)
-        run_trainer._save = lambda best: None  # τ has no moments to store
+        run_trainer._save = lambda loss_sum: None  # τ has no moments to store
+        run_trainer.checkpoints.update = lambda *_: None
         run_trainer.train(None, lambda: {"nll": 1.0})
         return run_trainer.task.rule  # pyright: ignore[reportReturnType]
 
@@ -155,11 +157,11 @@ def test_killed_run_equals_an_uninterrupted_one(tmp_path, method, share):
     assert len(set(run(tmp_path / "whole", whole))) == 6
     answers = iter([1.0, 1.0, 1.0])
     killed = trainer(tmp_path / "killed", **options)
-    with pytest.raises(StopIteration):  # at the fourth evaluation, after three checkpoints
+    with pytest.raises(StopIteration):  # at the fourth evaluation, after four checkpoints
         killed.train(None, lambda: {"nll": next(answers)})
     again = trainer(tmp_path / "killed", **options)
     checkpoint, _ = again.checkpoints.latest()
-    assert checkpoint.step == 3
+    assert checkpoint.step == 4
     again.restore(checkpoint)
     again.train(None, lambda: {"nll": 1.0})
     for name, value in state(whole).items():
@@ -170,22 +172,24 @@ def test_a_held_out_share_is_not_trained_on(tmp_path):
     run_trainer = trainer(tmp_path, temperature_method="gradient", temperature_held_out=0.25, steps=1, accumulate=2)
     assert run_trainer.task.examples == 12
     validation, seen = run_trainer.task.rule.validation, []
-    run_trainer.task.rule.see = lambda batch, seed: seen.append((len(batch), [len(part) for part in validation.parts]))
+    run_trainer.task.rule.see = lambda batch, seed: seen.append(
+        (len(batch), [len(part) for part in validation.held_out])
+    )
     run_trainer.train(None, lambda: {"nll": 1.0})
     assert seen == [(6, [2]), (6, [2, 2])]
-    assert validation.parts == []
+    assert validation.held_out == []
 
 
 def test_rows_that_could_not_be_read_leave_one_to_train_on():
     config = TrainConfig(temperature="learned", temperature_method="gradient", temperature_held_out=0.5, batch_size=8)
-    validation = Validation(config, None, torch.device("cpu"))
+    validation = Validation(config, None, Parts(8, 1), torch.device("cpu"))
     split = DATA.splits["train"]
     for count, trained, held in ((8, 4, 4), (3, 1, 2), (1, 1, 0), (0, 0, 0)):
         fetched = split.fetch(torch.arange(count).numpy())
         inputs, targets = validation.divide(fetched, split)
         assert (len(inputs), len(targets)) == (trained, trained)
-        assert sum(len(part) for part in validation.parts) == held
-        validation.parts = []
+        assert sum(len(part) for part in validation.held_out) == held
+        validation.held_out = []
 
 
 @pytest.mark.parametrize("method", ["gradient", "bilevel"])
@@ -208,7 +212,7 @@ def test_invalid_temperature_rules_raise(tmp_path):
     assert trainer(tmp_path).task.rule is None
     config = TrainConfig(temperature="learned", temperature_method="bilevel", temperature_held_out=0.01, batch_size=8)
     with pytest.raises(ValueError, match="takes 0 of the 8 examples"):
-        held_out_examples(config)
+        held_out_examples(config, 1)
 
 
 @pytest.mark.parametrize(("share", "frozen"), [(0.0, 0), (0.05, 5), (0.5, 50), (1.0, 100)])

@@ -6,7 +6,7 @@ from hetxl_lab.datasets.sentence_encoder import MINILM
 from hetxl_train.config import TowerOptions
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.pairs import Texts, open_pairs
-from hetxl_train.tasks.towers import (
+from hetxl_train.towers import (
     BLOCK,
     Bags,
     LockedTower,

@@ -21,7 +21,9 @@ from hetxl_train.config import ContrastiveConfig, TowerOptions
 from hetxl_train.data.dataset import InputSpec, UnreadableExamples
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.pairs import Pairs, PairSplit, Texts
+from hetxl_train.distributed import World
 from hetxl_train.loaders import blocks, reader
+from hetxl_train.parallel import autocast
 
 NGRAMS = (2, 3, 4)
 """Lengths of the n-grams; a whole word counts too."""
@@ -247,25 +249,41 @@ def text_tower(options: TowerOptions, specs: Specs) -> nn.Module:
 
 @torch.no_grad()
 def embed_pairs(
-    model: TwoTowers, split: PairSplit, table: TextTable, rows: np.ndarray | None = None, *, workers: int = 0
-) -> Embedded:
+    model: TwoTowers, split: PairSplit, table: TextTable, rows: np.ndarray | None = None, *, workers: int = 0,
+    precision: str = "float32", world: World | None = None,
+) -> Embedded:  # fmt: skip
     """Return embeddings of pairs by a model in evaluation mode, computed in blocks, without augmentation.
 
-    The table is that of the split's texts; rows [n] say which pairs, None for all.
+    The table is that of the split's texts; rows [n] say which pairs, None for all; matrix products are in a precision.
+    The processes of `world`, which all
+    call this, divide the blocks; the main process has the outcome, the others an empty one.
     """
     rows = np.arange(len(split)) if rows is None else np.asarray(rows, dtype=np.int64)
-    unreadable, device = UnreadableExamples(), next(model.parameters()).device
-    images, rows_read = [], []
-    for block in reader(split.images, workers)(blocks(rows, BLOCK)):
-        unreadable.add(block)
-        if len(block.rows):
-            images.append(model.image(block.inputs.to(device)))
-            rows_read.append(block.rows)
-    if not images:
-        raise ValueError(f"none of {len(rows):,} images could be read")
-    numbers = np.concatenate(rows_read)
-    texts = [model.text(table.take(part).to(device)) for part in blocks(split.sources[numbers], BLOCK)]
-    return Embedded(split, torch.cat(images), torch.cat(texts), numbers)
+    device, dtype = (parameter := next(model.parameters())).device, parameter.dtype
+    world = world or World(device)
+
+    def work() -> list[tuple[Tensor, Tensor, np.ndarray]]:
+        unreadable, parts = UnreadableExamples(), []
+        for block in reader(split.images, workers)(world.share(blocks(rows, BLOCK))):
+            unreadable.add(block)
+            if len(block.rows):
+                with autocast(device, precision):
+                    texts = model.text(table.take(split.sources[block.rows]).to(device))
+                    images = model.image(block.inputs.to(device))
+                parts.append((images.to(dtype).cpu(), texts.to(dtype).cpu(), block.rows))
+        return parts
+
+    parts = [part for share in world.gather(work) for part in share]
+    world.on_main(lambda: _check_read(parts, len(rows)))
+    nothing = torch.empty(0, 0), torch.empty(0, 0), np.empty(0, dtype=np.int64)
+    images, texts, numbers = zip(*(parts if world.is_main else [nothing]), strict=True)
+    return Embedded(split, torch.cat(images).to(device), torch.cat(texts).to(device), np.concatenate(numbers))
+
+
+def _check_read(parts: Sequence[Any], rows: int) -> None:
+    """Raise if no image could be read."""
+    if not parts:
+        raise ValueError(f"none of {rows:,} images could be read")
 
 
 def choose_templates(seeds: Sequence[int] | np.ndarray, templates: int) -> np.ndarray:

@@ -1,0 +1,89 @@
+"""`hetxl train --noise-only`: noise for the head of a finished run, learned on rows that it was not trained on."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetxl._seeds import derive_seed
+from hetxl.functional import LabelLists
+from hetxl.metrics.noise_fit import NOISE_RANK, fit_noise
+from hetxl_train.config import TrainConfig
+from hetxl_train.console import Console
+from hetxl_train.data.dataset import Dataset, Split
+from hetxl_train.defaults import with_defaults
+from hetxl_train.distributed import find_device
+from hetxl_train.evaluate_runs import data_for
+from hetxl_train.model import Model, build_model
+from hetxl_train.rescale import held_out_features, write_derived
+from hetxl_train.runs import Run, Trained, check_single, load_run, open_run
+
+LABEL = "HET-XL, noise-only"
+MAX_ENTRIES = 2**28
+"""Labels of several for each row, n × K, that are in memory at once."""
+
+
+def add_noise_to_run(
+    start: str | Path, *, data: str | None = None, out: str | None = None, seed: int = 0, device: str = "auto",
+    console: Console | None = None,
+) -> Run[TrainConfig]:  # fmt: skip
+    """Learn noise and τ for a finished DET, and write a new run; its weights stay as they are.
+
+    Args:
+        start: directory of the run.
+        data: other labelled data to learn from, its validation split or all of it; None for the run's own validation.
+        out: directory of the new run; by default that of the old one with "-noise" behind it.
+
+    Returns:
+        The new run; the old one where held-out rows say that noise does not help.
+    """
+    console = console or Console()
+    run = open_run(Path(start).resolve())
+    if not run.finished:
+        raise ValueError(f"{run.path} has not ended; rerun the command that trained it first")
+    directory = run.path.with_name(f"{run.path.name}-noise") if out is None else Path(out)
+    if (directory / "result.json").exists():
+        raise ValueError(f"{directory} exists already; remove it, or choose another --out")
+    trained = load_run(run.path, find_device(device))
+    check_single(trained, "given noise")
+    head = trained.model.head
+    if head.covariance is not None:
+        raise ValueError(f"{run.path} has a head with noise already; hetxl rescale {run.path} fits its scale")
+    dataset = data_for(trained)
+    features, targets = held_out_features(trained, _held_out(trained, dataset, data))
+    fit = fit_noise(head, torch.cat(features), _dense(targets, head.num_classes), seed=derive_seed(seed, 25))
+    console.say(f"Noise for {run.path.name}: {fit.describe()}")
+    if not fit.has_noise:
+        hint = f"; hetxl rescale {run.path} fits τ alone" if fit.choice == "temperature" else ""
+        console.say(f"Noise does not help: {run.path} stays as it is{hint}")
+        return run
+    config = dataclasses.replace(
+        run.config, out=str(directory), head="het-xl", rank=NOISE_RANK, covariance="efficient", residual="rank1",
+        temperature=str(fit.temperature), temperature_method="train", temperature_held_out=0.0,
+    )  # fmt: skip
+    built = with_defaults(dataclasses.replace(config, pretrained=False), dataset.input)
+    noisy = build_model(built, dataset.input, head.num_classes, trained.link).head.to(next(head.parameters()).device)
+    noisy.load_state_dict(head.state_dict(), strict=False)  # the classifier, and what standardises its features
+    fit.apply(noisy)
+    scored = write_derived(run, config, Model(trained.model.backbone, noisy.eval()), dataset, LABEL, fitted_to=data)
+    console.say(f"{LABEL}: {scored}, in {directory}")
+    return open_run(directory)
+
+
+def _held_out(trained: Trained, dataset: Dataset, data: str | None) -> Split:
+    """Return the rows to learn from."""
+    splits = dataset.splits if data is None else data_for(trained, data).splits
+    split = splits.get("validation", None if data is None else splits.get("test"))
+    if split is None:
+        raise ValueError(f"{trained.run.path} has no validation split; pass labelled data that it was not trained on")
+    return split
+
+
+def _dense(targets: Tensor | LabelLists, num_classes: int) -> Tensor:
+    """Return class ids [n], or labels [n, K] of lists."""
+    if isinstance(targets, Tensor):
+        return targets
+    if targets.batch * num_classes > MAX_ENTRIES:
+        raise ValueError(f"noise for {num_classes:,} labels takes at most {MAX_ENTRIES // num_classes:,} rows")
+    return targets.dense(num_classes)

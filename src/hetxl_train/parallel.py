@@ -1,0 +1,204 @@
+"""How a model is spread over processes: one small class for each strategy. Nothing else of the loop depends on it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from hetxl_train.config import ParallelOptions
+from hetxl_train.distributed import World
+
+Network = TypeVar("Network", bound=nn.Module)
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return a context that computes matrix products in a precision."""
+    dtype = PRECISIONS[precision]
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+# ---- the network in front of a head, or a tower
+
+
+def prepare(network: Network, options: ParallelOptions, world: World) -> Network:
+    """Return a network, on its device, that computes the same as the options ask; names of its parameters stay."""
+    if options.sync_batchnorm and world.processes > 1:
+        if world.device.type == "cpu":
+            raise ValueError("sync_batchnorm needs an accelerator, found device cpu; leave it out")
+        network = cast(Network, nn.SyncBatchNorm.convert_sync_batchnorm(network))
+    if options.channels_last:
+        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        network.register_forward_pre_hook(_channels_last)
+        # On the CPU, torch 2.13 writes beyond its buffers in the gradient of a strided 1 × 1 convolution of 8 or 12
+        # channels in this format. The convolution of every stride-th pixel is the same.
+        for layer in (module for module in network.modules() if isinstance(module, nn.Conv2d)):
+            if world.device.type == "cpu" and layer.kernel_size == (1, 1) and layer.padding == (0, 0):
+                layer.register_forward_pre_hook(partial(_strided_pixels, layer.stride))
+                layer.stride = (1, 1)
+    if options.activation_checkpointing:
+        checkpoint_activations(network)
+    if options.compile:
+        network.compile()
+    return network
+
+
+def _channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    images, *others = inputs
+    images_too = isinstance(images, Tensor) and images.dim() == 4
+    return (images.contiguous(memory_format=torch.channels_last) if images_too else images, *others)
+
+
+def _strided_pixels(stride: tuple[int, int], module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    return inputs[0][..., :: stride[0], :: stride[1]]
+
+
+def checkpoint_activations(network: nn.Module) -> None:
+    """Let a network keep the inputs of its blocks alone, and compute the rest again in the backward pass.
+
+    Networks of timm and transformers do it themselves; blocks of others are the entries of lists and sequences.
+    """
+    for method, arguments in (("set_grad_checkpointing", (True,)), ("gradient_checkpointing_enable", ())):
+        own = [module for module in network.modules() if hasattr(module, method)]
+        if own:
+            getattr(own[0], method)(*arguments)
+            return
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    inner = {id(child) for parent in lists for module in parent for child in module.modules() if child is not module}
+    for block in (module for parent in lists if id(parent) not in inner for module in parent):
+        if any(True for _ in block.parameters()):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+# ---- processes
+
+
+class Alone:
+    """One process with the whole model."""
+
+    divided = False  # whether processes have parts of the weights, so that each needs the others to compute
+
+    def divide(self, model: nn.Module) -> None:
+        """Divide the weights of a model among the processes, in their places, before an optimiser has them."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return what is called in place of the model in training."""
+        return model
+
+    def accumulating(self, called: nn.Module) -> AbstractContextManager[object]:
+        """Return a context for parts of a batch before the last: their gradients are added up, not exchanged."""
+        return contextlib.nullcontext()
+
+    def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Return a context in which every process has all weights of a model, to evaluate rows of its own."""
+        return contextlib.nullcontext()
+
+
+class Replicas(Alone):
+    """Every process has the whole model, and gradients are averaged (DDP)."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model with its gradients averaged over the processes in the backward pass."""
+        # The noise's modules are used in every step of every head: no parameter stays without a gradient.
+        return DistributedDataParallel(model)
+
+    def accumulating(self, called: nn.Module) -> AbstractContextManager[object]:
+        """Return a context without exchange."""
+        assert isinstance(called, DistributedDataParallel)
+        return called.no_sync()
+
+
+class Shards(Alone):
+    """Every process has a part of each weight, its gradient and its moments (FSDP2).
+
+    A child of the model, such as the backbone or the head, is gathered while it is called.
+    """
+
+    divided = True
+
+    def __init__(self, world: World):
+        self.mesh = init_device_mesh(world.device.type, (world.processes,), mesh_dim_names=("data",))
+
+    def divide(self, model: nn.Module) -> None:
+        """Divide the weights of a model among the processes."""
+        from torch.distributed.fsdp import fully_shard
+
+        for module in (*model.children(), model):
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mesh=self.mesh)
+
+    @contextlib.contextmanager
+    def accumulating(self, called: nn.Module) -> Iterator[None]:
+        """Yield a context without exchange of gradients."""
+        root: Any = called
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    @contextlib.contextmanager
+    def gathered(self, model: nn.Module) -> Iterator[None]:
+        """Yield a context in which all weights are in every process, and no call exchanges any."""
+        modules: list[Any] = [module for module in model.modules() if hasattr(module, "unshard")]
+        for module in modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.reshard()
+                module.set_reshard_after_forward(module is not model, recurse=False)
+
+
+def strategy(name: str, world: World) -> Alone:
+    """Return how the processes share the work: by "ddp" or "fsdp"."""
+    if world.processes == 1:
+        return Alone()
+    return Shards(world) if name == "fsdp" else Replicas()
+
+
+# ---- tensors of which a process may have a part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor of which every process may have a part; all processes call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def number(module: nn.Module) -> float:
+    """Return the number that a module such as τ returns, whose parameters may be divided; all processes call this."""
+    values = {name: whole(parameter.detach()) for name, parameter in module.named_parameters()}
+    return float(torch.func.functional_call(module, values, ()))
+
+
+def whole_on_main(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Return tensors with all of those that are divided, one after the other, in the memory of the main process."""
+    gathered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = whole(tensor.detach())
+        if world.is_main:
+            gathered[name] = value.cpu() if isinstance(tensor, DTensor) else tensor
+    return gathered
+
+
+def divided_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """Return a value, which every process has, divided as a tensor is."""
+    if not isinstance(tensor, DTensor):
+        return value
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,404 @@
+"""`hetxl serve` and `hetxl demo`: predictions of a run over HTTP. Requests that arrive together are computed together.
+
+Needs the extra `serve`: FastAPI and uvicorn.
+"""
+
+import asyncio
+import base64
+import binascii
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetxl_train.data.dataset import InputSpec
+from hetxl_train.data.open import open_encoded
+from hetxl_train.prediction import Predictor
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from hetxl_train.neighbours import Neighbours
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes on."""
+
+    batch: int = 64  # examples that are computed together
+    wait: float = 0.002  # seconds to wait for more of them
+    rows: int = 256  # examples of a request
+    queue: int = 4096  # examples that wait; more are refused
+    megabytes: float = 20.0  # of a request
+    seconds: float = 30.0  # for a request to arrive, and again for its answer
+
+
+DRAINED = 16
+"""How many times the largest body is read and dropped before the connection is closed."""
+
+
+class RequestError(Exception):
+    """A request that is not answered: its status code, and one line that says why."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class Batcher:
+    """Collect the inputs of requests, compute them together in a thread, and hand out the results.
+
+    Same as `compute(inputs)` for each request, in fewer calls.
+    """
+
+    def __init__(self, compute: Callable[[Tensor], list[Any]], limits: Limits):
+        self.compute, self.limits = compute, limits
+        self.waiting: deque[tuple[Tensor, asyncio.Future[list[Any]]]] = deque()
+        self.arrived = asyncio.Event()
+        self.batches = self.examples = 0
+
+    @property
+    def queued(self) -> int:
+        """Examples that wait."""
+        return sum(len(inputs) for inputs, _ in self.waiting)
+
+    async def __call__(self, inputs: Tensor) -> list[Any]:
+        """Return the results of inputs [n, ...], n of them, within the time limit."""
+        if self.queued + len(inputs) > self.limits.queue:
+            raise RequestError(503, f"{self.queued:,} examples are waiting already; try again later")
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self.waiting.append((inputs, future))
+        self.arrived.set()
+        try:
+            return await asyncio.wait_for(future, self.limits.seconds)
+        except asyncio.TimeoutError:
+            raise RequestError(503, f"no answer within {self.limits.seconds:g} seconds; try again later") from None
+
+    async def run(self) -> None:
+        """Compute batches until cancelled."""
+        while True:
+            await self.arrived.wait()
+            if self.queued < self.limits.batch:
+                await asyncio.sleep(self.limits.wait)
+            batch = self._take()
+            if batch:
+                await self._answer(batch)
+            if not self.waiting:
+                self.arrived.clear()
+
+    def _take(self) -> list[tuple[Tensor, "asyncio.Future[list[Any]]"]]:
+        """Return the requests of the next batch, without those that nobody waits for any more."""
+        batch, count = [], 0
+        while self.waiting and (not batch or count + len(self.waiting[0][0]) <= self.limits.batch):
+            inputs, future = self.waiting.popleft()
+            if not future.done():
+                batch.append((inputs, future))
+                count += len(inputs)
+        return batch
+
+    async def _answer(self, batch: list[tuple[Tensor, "asyncio.Future[list[Any]]"]]) -> None:
+        inputs = torch.cat([part for part, _ in batch])
+        try:
+            results = await asyncio.to_thread(self.compute, inputs)
+        except Exception as error:  # a failed batch is the answer to its requests, not the end of the server
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(RequestError(500, f"{type(error).__name__}: {error}"))
+            return
+        self.batches, self.examples, start = self.batches + 1, self.examples + len(inputs), 0
+        for part, future in batch:
+            if not future.done():
+                future.set_result(results[start : start + len(part)])
+            start += len(part)
+
+
+class Answers:
+    """Turn inputs [n, ...] of a run into records, with the nearest training examples if there are any to search."""
+
+    def __init__(self, predictor: Predictor, neighbours: "Neighbours | None" = None):
+        self.predictor, self.neighbours = predictor, neighbours
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor) -> list[dict[str, Any]]:
+        """Return a record for each input; rows are numbered within a request by the caller."""
+        predictor = self.predictor
+        features = predictor.trained.model.backbone(inputs.to(predictor.device)).float()
+        records = predictor.records(features, np.arange(len(inputs)), [None] * len(inputs))
+        if self.neighbours is not None:
+            for record, nearest in zip(records, self.neighbours.nearest(features), strict=True):
+                record["nearest"] = nearest
+        return records
+
+
+def features_tensor(values: Sequence[Any], spec: InputSpec, limits: Limits) -> Tensor:
+    """Return the numbers of a request as the input of a run, [n, ...]: features float32 or tokens int64."""
+    name, dtype = ("tokens", np.int64) if spec.kind == "tokens" else ("features", np.float32)
+    check_rows(len(values), limits)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise RequestError(422, f"{name} must be a list of rows of numbers, all of one length") from None
+    if array.shape[1:] != tuple(spec.shape):
+        expected = ", ".join(map(str, ("n", *spec.shape)))
+        raise RequestError(422, f"{name} must have shape [{expected}], found {list(array.shape)}")
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype) if spec.kind != "tokens" or np.isfinite(array).all() else np.full(1, -1)
+    if spec.kind == "tokens" and not ((converted >= 0) & (converted < spec.vocabulary)).all():
+        raise RequestError(422, f"tokens must be from 0 to {spec.vocabulary - 1}")
+    if not np.isfinite(converted).all():
+        row = int((~np.isfinite(converted)).reshape(len(converted), -1).any(1).argmax())
+        raise RequestError(422, f"features must be finite in float32, row {row} is not")
+    return torch.from_numpy(converted)
+
+
+def images_tensor(images: Sequence[bytes], spec: InputSpec, limits: Limits) -> Tensor:
+    """Return images, as the contents of their files, as the input of a run, [n, C, H, W]."""
+    check_rows(len(images), limits)
+    fetched = open_encoded(images, spec).fetch(np.arange(len(images)))
+    if fetched.unreadable:
+        first = fetched.unreadable[0]
+        raise RequestError(422, f"{first.path} could not be read: {first.reason}")
+    return fetched.inputs
+
+
+def check_rows(count: int, limits: Limits) -> None:
+    """Refuse requests without examples, or with too many."""
+    if not 1 <= count <= limits.rows:
+        raise RequestError(422, f"a request must have 1 to {limits.rows:,} examples, found {count:,}")
+
+
+def decoded(images: Sequence[str]) -> list[bytes]:
+    """Return images from their base64 texts, with or without a data: prefix."""
+    try:
+        return [base64.b64decode(text.partition(",")[2] or text, validate=True) for text in images]
+    except (binascii.Error, ValueError):
+        raise RequestError(422, "images must be contents of image files in base64") from None
+
+
+class Traffic:
+    """Counts for the endpoint /metrics."""
+
+    def __init__(self, batcher: Batcher):
+        self.batcher, self.seconds = batcher, 0.0
+        self.requests: Counter[int] = Counter()
+
+    def text(self) -> str:
+        """Return the counts as Prometheus reads them."""
+        lines = ["# TYPE hetxl_requests_total counter"]
+        lines += [
+            f'hetxl_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.requests.items())
+        ]
+        values = {
+            "hetxl_request_seconds_total counter": f"{self.seconds:.6f}",
+            "hetxl_examples_total counter": self.batcher.examples,
+            "hetxl_batches_total counter": self.batcher.batches,
+            "hetxl_queued_examples gauge": self.batcher.queued,
+        }
+        for name, value in values.items():
+            lines += [f"# TYPE {name}", f"{name.partition(' ')[0]} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+class Guard:
+    """ASGI middleware that reads the body of a request within its limits first, and counts requests."""
+
+    def __init__(self, app: Any, limits: Limits, traffic: Traffic):
+        self.app, self.limits, self.traffic = app, limits, traffic
+        self.most = int(limits.megabytes * 1e6)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), 500
+        messages: list[Any] = []
+
+        async def replayed() -> Any:
+            return messages.pop() if messages else await receive()
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            messages.append({"type": "http.request", "body": await self._body(receive)})
+            await self.app(scope, replayed, noted)
+        except RequestError as refused:
+            await _refuse(refused, noted)
+        finally:
+            self.traffic.requests[status] += 1
+            self.traffic.seconds += time.perf_counter() - begin
+
+    async def _body(self, receive: Any) -> bytes:
+        """Return the body of a request; refuse one that is too large or takes too long."""
+        parts: list[bytes] = []
+        size, more, end = 0, True, time.monotonic() + self.limits.seconds
+        while more:
+            try:
+                message = await asyncio.wait_for(receive(), end - time.monotonic())
+            except asyncio.TimeoutError:
+                raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from None
+            more, part = message.get("more_body", False), message.get("body", b"")
+            size += len(part)
+            # A client that still sends would not see the answer, so a body that is not much too large is read.
+            if size > DRAINED * self.most:
+                break
+            if size <= self.most:
+                parts.append(part)
+        if size > self.most:
+            raise RequestError(413, f"a request must have at most {self.limits.megabytes:g} MB")
+        return b"".join(parts)
+
+
+async def _refuse(refused: RequestError, send: Any) -> None:
+    from starlette.responses import JSONResponse
+
+    async def nothing() -> Any:
+        return {"type": "http.disconnect"}
+
+    response = JSONResponse({"detail": refused.reason}, refused.status, headers={"connection": "close"})
+    await response({"type": "http"}, nothing, send)
+
+
+def build_app(
+    predictor: Predictor, limits: Limits | None = None, *, demo: bool = False, neighbours: "Neighbours | None" = None
+) -> "FastAPI":
+    """Return the ASGI application of a run; with `demo` its front page is that of `hetxl demo`."""
+    try:
+        from fastapi import FastAPI, Request
+        from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+        from pydantic import BaseModel, ConfigDict
+    except ImportError:
+        raise ImportError("serving needs FastAPI and uvicorn: pip install 'hetxl[serve]'") from None
+
+    limits = limits or Limits()
+    trained, spec = predictor.trained, predictor.trained.spec
+    batcher = Batcher(Answers(predictor, neighbours), limits)
+    traffic = Traffic(batcher)
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        task = asyncio.create_task(batcher.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    app = FastAPI(title="hetxl", description=f"Predictions of {trained.run.path.name}", lifespan=lifespan)
+
+    class Inputs(BaseModel):
+        """One of the lists, of the kind that the run was trained on."""
+
+        model_config = ConfigDict(extra="forbid")
+        features: list[list[float]] | None = None
+        tokens: list[list[int]] | None = None
+        images: list[str] | None = None  # contents of image files in base64
+
+    class Predictions(BaseModel):
+        """What `hetxl predict` writes, a record for each example."""
+
+        predictions: list[dict[str, Any]]
+
+    async def answer(inputs: Tensor) -> Predictions:
+        records = await batcher(inputs)
+        return Predictions(predictions=[record | {"row": row} for row, record in enumerate(records)])
+
+    @app.exception_handler(RequestError)
+    async def refuse(_: Any, error: RequestError) -> JSONResponse:
+        return JSONResponse({"detail": error.reason}, error.status)
+
+    @app.post("/predict")
+    async def predict(inputs: Inputs) -> Predictions:
+        name = {"image": "images"}.get(spec.kind, spec.kind)
+        values = getattr(inputs, name)
+        if values is None or len(inputs.model_fields_set) != 1:
+            raise RequestError(422, f'the run takes {name}: send {{"{name}": […]}} and nothing else')
+        if spec.kind != "image":
+            return await answer(features_tensor(values, spec, limits))
+        check_rows(len(values), limits)
+        return await answer(await asyncio.to_thread(images_tensor, decoded(values), spec, limits))
+
+    @app.post("/predict/image")
+    async def predict_image(request: Request) -> Predictions:
+        """Predict one image: the request's body is the content of its file."""
+        if spec.kind != "image":
+            raise RequestError(422, f"the run takes {spec.kind}, not images: use /predict")
+        return await answer(await asyncio.to_thread(images_tensor, [await request.body()], spec, limits))
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> str:
+        return traffic.text()
+
+    @app.get("/model")
+    def model() -> dict[str, Any]:
+        config = trained.run.config
+        about = {"run": trained.run.path.name, "head": config.head, "data": config.data, "link": trained.link}
+        about |= {"input": {"kind": spec.kind, "shape": list(spec.shape)}, "classes": len(trained.class_names)}
+        return about | {"calibrated": predictor.calibration is not None}
+
+    if demo:
+        page = demo_page(predictor)
+
+        @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+        def front() -> str:
+            return page
+
+    app.add_middleware(Guard, limits=limits, traffic=traffic)
+    return app
+
+
+def demo_page(predictor: Predictor) -> str:
+    """Return the page on which one tries a run."""
+    from hetxl_train.report.render import read_script, render
+
+    trained = predictor.trained
+    facts = [
+        f"{trained.run.config.head.upper()} head",
+        f"{len(trained.class_names):,} classes",
+        trained.run.config.data,
+    ]
+    kind, shape = trained.spec.kind, list(trained.spec.shape)
+    return render(
+        "demo.html", title=trained.run.path.name, facts=facts, kind=kind, shape=shape, **read_script("demo.js")
+    )
+
+
+def serve(
+    run: str | Path, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None, demo: bool = False,
+    ready: Callable[[str], None] = print, **options: Any,
+) -> None:  # fmt: skip
+    """Serve a run until interrupted.
+
+    Args:
+        demo: also serve the page on which one tries the run, and search the nearest training examples.
+        ready: called with the address once the server listens.
+        **options: of `Predictor`.
+    """
+    predictor, neighbours = Predictor(run, **options), None
+    if demo:
+        from hetxl_train.neighbours import Neighbours
+
+        neighbours = Neighbours.of_run(predictor)
+    app = build_app(predictor, limits, demo=demo, neighbours=neighbours)
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.servers:
+                ready(f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}")
+
+    Server(uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_keep_alive=5)).run()

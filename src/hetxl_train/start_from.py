@@ -1,0 +1,167 @@
+"""`--start-from`: begin with the weights of another run, or of a checkpoint of timm or transformers.
+
+| start | backbone | head |
+| --- | --- | --- |
+| a run of the same classes and head | kept | kept |
+| a run of the same classes, another head | kept | its classifier is kept, the rest is new: noise added to a DET run |
+| a run of other classes, or another link | kept | new |
+| a .safetensors file of timm or transformers | kept | its classifier is kept if it has as many classes, else new |
+
+At another resolution, position embeddings are resized.
+"""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hetxl.nn import Head
+from hetxl_train.backbones import Pooled, PooledText
+from hetxl_train.config import BackboneOptions, TrainConfig
+from hetxl_train.model import Model
+from hetxl_train.runs import Trained, check_single, load_run, open_run
+
+IMAGES = ("image_size", "image_mean", "image_std", "interpolation", "crop", "resize")
+"""Options of images that are taken over from a run."""
+LAST_LAYERS = ("classifier", "classifier.1", "fc", "head", "head.fc")
+"""Names of the last layer in checkpoints of timm and transformers."""
+
+
+class Start(NamedTuple):
+    """What a run began with."""
+
+    text: str  # in one line
+    head: bool  # whether the classifier is that of the start
+
+
+def inherited(start: str) -> dict[str, Any]:
+    """Return the options of a run's backbone and images, which a run that starts from it has unless it sets them."""
+    if Path(start).is_file():
+        return {}
+    config, defaults = open_run(start).config, TrainConfig()
+    names = {spec.name for spec in dataclasses.fields(BackboneOptions)} - {"frozen", "pretrained", "start_from"}
+    values = {name: getattr(config, name) for name in (*names, *IMAGES)}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+
+
+def start_weights(model: Model, config: TrainConfig, class_names: Sequence[str], link: str) -> Start:
+    """Load the weights that a configuration starts from into a model, in place; a ValueError says what does not fit."""
+    path = Path(str(config.start_from))
+    if path.is_file():
+        return _start_from_file(model, path)
+    trained = load_run(path)
+    check_single(trained, "started from")
+    before, after = trained.model.backbone, model.backbone
+    _load_body(after.body, _library_module(before.body).state_dict(), path)
+    if before.standardize is not None and after.standardize is not None:
+        _load(after.standardize, before.standardize.state_dict(), path)
+    if trained.link != link:
+        return Start(f"{path}: the backbone. The head is new: the link is {link}, and was {trained.link}", False)
+    if list(trained.class_names) != list(class_names):
+        counts = f"{len(class_names):,}, and {len(trained.class_names):,} there"
+        return Start(f"{path}: the backbone. The head is new: the classes are others ({counts})", False)
+    return Start(f"{path}: the backbone and {_start_head(model.head, trained, config)}", True)
+
+
+@torch.no_grad()
+def _start_head(head: Head, trained: Trained, config: TrainConfig) -> str:
+    """Load the head of a run of the same classes, or of another head its classifier; return what was loaded."""
+    before, state = trained.run.config, trained.model.head.state_dict()
+    own = head.state_dict()
+    same = (before.head, before.classifier) == (config.head, config.classifier)
+    parts = ("classifier.", "standardize.") if not same else ("",)
+    # τ is learned or fixed as this run says: the value of the other one goes into the classifier below.
+    state = {name: value for name, value in state.items() if name.startswith(parts)}
+    state = {name: value for name, value in state.items() if name in own or not name.startswith("temperature.")}
+    # A head that had no statistics of its features has none here.
+    missing = {
+        name: value for name, value in own.items() if not same or name.startswith(("temperature.", "standardize."))
+    }
+    _load(head, {**missing, **state}, trained.run.path)
+    # softmax(W φ / τ): with another τ, W changes and the probabilities do not.
+    ratio = float(head.temperature()) / float(trained.model.head.temperature())
+    if ratio != 1:
+        for parameter in head.classifier.parameters():
+            parameter.mul_(ratio)
+    return "the head" if same else f"the classifier. The rest of the head is new: it was {before.head}"
+
+
+@torch.no_grad()
+def _start_from_file(model: Model, path: Path) -> Start:
+    if path.suffix != ".safetensors":
+        raise ValueError(f"--start-from {path} must be a run directory or a .safetensors file; convert it first")
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"--start-from {path} is not a safetensors file: {error}") from None
+    _load_body(model.backbone.body, state, path)
+    classifier: Any = model.head.classifier
+    for name in LAST_LAYERS:
+        weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+        if weight is not None and weight.flatten(1).shape == classifier.weight.shape:  # BiT's is [K, D, 1, 1]
+            classifier.weight.copy_(weight.flatten(1))
+            if bias is not None and classifier.bias is not None:
+                classifier.bias.copy_(bias)
+            return Start(f"{path}: the backbone and the classifier, its classes taken to be in this order", True)
+    return Start(f"{path}: the backbone. The head is new", False)
+
+
+def _library_module(body: nn.Module) -> nn.Module:
+    """Return the module whose weights have the names of their library."""
+    return body.model if isinstance(body, Pooled | PooledText) else body
+
+
+def _load_body(body: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load the weights of a network, without its last layer, brought to the size of this one's images."""
+    module: Any = _library_module(body)
+    own = module.state_dict()
+    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    # Models of transformers have a last layer beside the network, whose weights then have its name in front.
+    state = {name.removeprefix(prefix): value for name, value in state.items()}
+    state = {name: value for name, value in state.items() if name in own or name.rpartition(".")[0] not in LAST_LAYERS}
+    library = sys.modules[type(module).__module__]
+    if library.__name__.startswith("timm.") and hasattr(library, "checkpoint_filter_fn"):
+        state = library.checkpoint_filter_fn(state, module)  # timm's own: position embeddings, older names
+    _load(module, {name: _resized(value, own[name]) if name in own else value for name, value in state.items()}, path)
+
+
+def _resized(value: Tensor, own: Tensor) -> Tensor:
+    """Return position embeddings [1, p + n², C] as [1, p + m², C], resized as images; other weights as they are."""
+    if value.dim() != 3 or own.dim() != 3 or value.shape[::2] != own.shape[::2] or value.shape == own.shape:
+        return value
+    prefix = next(
+        (p for p in range(3) if all(math.isqrt(t.shape[1] - p) ** 2 == t.shape[1] - p for t in (value, own))), None
+    )
+    if prefix is None:
+        return value
+    before, after = (math.isqrt(tensor.shape[1] - prefix) for tensor in (value, own))
+    grid = value[:, prefix:].unflatten(1, (before, before)).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid.float(), size=(after, after), mode="bicubic", antialias=True).to(value.dtype)
+    return torch.cat([value[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
+
+
+def _load(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load weights by name; raise a ValueError for those that are missing, unknown or of another shape."""
+    own = module.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in state]
+    problems += [f"{name} is unknown" for name in state if name not in own]
+    problems += [
+        f"{name} has shape {list(state[name].shape)}, {list(own[name].shape)} here"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3:,} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"--start-from {path} does not fit this model: {'; '.join(problems[:3])}{more}. "
+            "Use the same --backbone and the same options of the head"
+        )
+    module.load_state_dict(state)
