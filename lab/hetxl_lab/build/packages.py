@@ -99,7 +99,7 @@ def _find(kind: str, name: str, directory: Path) -> Package | None:
 
 def _read(kind: str, name: str, root: Path) -> Package | None:
     try:
-        record = json.loads((root / RECORD).read_text(encoding="utf-8"))
+        record = read_json(root / RECORD, dict)
         if (record["kind"], record["name"]) != (kind, name):
             return None
         return Package(name, record["version"], record["sha256"], record["licence"], root)

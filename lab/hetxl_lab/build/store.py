@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib
 import inspect
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ import numpy as np
 
 from hetxl import _files
 from hetxl._checks import integer_at_least
-from hetxl._files import sha256_of, sync, sync_tree
+from hetxl._files import read_json, sha256_of, sync, sync_tree
 from hetxl_lab.build.packages import Package
 from hetxl_train import plugins
 from hetxl_train.console import progress_bar
@@ -61,7 +60,7 @@ class Built(NamedTuple):
 
     def json(self, name: str) -> Any:
         """Return the content of a file NAME.json."""
-        return json.loads(self._path(f"{name}.json").read_text(encoding="utf-8"))
+        return read_json(self._path(f"{name}.json"))
 
     def source_notes(self) -> list[str]:
         """Return the version and the licence of each package, a line each, for `Dataset.notes`."""
@@ -303,9 +302,10 @@ def _is_complete(directory: Path) -> bool:
 def _check(directory: Path) -> Built:
     """Read the manifest of a build and compare all its files with it."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        files = {file: (entry["size"], entry["sha256"]) for file, entry in manifest["files"].items()}
+        manifest = read_json(directory / MANIFEST, dict)
+        files = {file: (int(entry["size"]), str(entry["sha256"])) for file, entry in manifest["files"].items()}
         known = manifest["format"] == FORMAT and manifest.keys() >= {"name", "options", "packages", "notes"}
+        known &= bool(files) and all(isinstance(package, dict) for package in manifest["packages"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         known, files, manifest = False, {}, {}
     if not known:

@@ -16,8 +16,9 @@ import torch
 
 from hetxl._seeds import GOLDEN, splitmix64
 from hetxl_train.data.dataset import Fetched, Split
-from hetxl_train.data.images import GREY_MEAN, GREY_STD, require_pillow
+from hetxl_train.data.images import require_pillow
 from hetxl_train.data.labels import Labels
+from hetxl_train.data.transforms import GREY_MEAN, GREY_STD
 
 if TYPE_CHECKING:
     from PIL.Image import Image

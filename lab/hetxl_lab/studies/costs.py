@@ -1,36 +1,54 @@
 """`hetxl study latency`, `memory` (figures of latency and memory) and `samples` (Tables "MC samples", "Training time"):
-what a training step of each head takes over samples and batch size, and what more samples are worth."""
+what training steps and predictions of each head take over samples and batch size, and what more samples are worth."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetxl._files import read_json
+import torch
+
 from hetxl.nn import Head
 from hetxl.registry import HEAD_LABELS
 from hetxl_lab.studies import study
 from hetxl_lab.studies.charts import plot_lines
-from hetxl_lab.studies.measure import WAYS, HeadSize, Step, Way, peaks_of, predicted_bytes, seconds_of, step_of, warm_up
+from hetxl_lab.studies.measure import (
+    MODES,
+    WAYS,
+    HeadSize,
+    Mode,
+    Step,
+    Way,
+    backbone_seconds,
+    peaks_of,
+    predicted_bytes,
+    seconds_of,
+    step_of,
+    warm_up,
+)
 from hetxl_lab.studies.paper import figures
 from hetxl_lab.studies.profiles import LEARNED, Profile, Sizes
 from hetxl_lab.studies.study import Lab, Line, PaperStudy, Summary, TableStudy
 from hetxl_lab.studies.verdicts import agree, change, holds, sign
+from hetxl_train.distributed import find_device
 from hetxl_train.process_pool import one_thread
 from hetxl_train.report.tables import Column, Row, Table
+from hetxl_train.runs import load_run
 
 HEADS = {label: name for name, label in HEAD_LABELS.items()}
 OUT = "out of memory budget"
+MODE_TITLES = {"train": "Training step", "eval": "Prediction"}
 
 
-def ways_of(label: str) -> list[str]:
+def ways_of(label: str) -> list[Way]:
     """The ways that a head is evaluated: without noise there is one."""
     return ["engine"] if label == "DET" else list(WAYS)
 
 
-def steps_of(label: str, way: str, sizes: Sizes) -> list[Step]:
+def steps_of(label: str, way: Way, sizes: Sizes, mode: Mode = "train") -> list[Step]:
     """All steps of a head, the smallest first; DET has no samples."""
     samples = sizes.samples[:1] if label == "DET" else sizes.samples
-    return [Step(HEADS[label], way, batch, count) for batch in sizes.batches for count in samples]  # pyright: ignore[reportArgumentType]
+    return [Step(HEADS[label], way, batch, count, mode) for batch in sizes.batches for count in samples]
 
 
 def key_of(step: Step) -> str:
@@ -43,75 +61,183 @@ def cell(values: Any, label: str, way: str, batch: int, count: int, first: int) 
     return values[label][way][f"B={batch},S={first if label == 'DET' else count}"]
 
 
-def milliseconds_of(head: Head, step: Step, sizes: Sizes) -> float | None:
+def milliseconds_of(head: Head, step: Step, sizes: Sizes, budget: int | None = None) -> float | None:
     """Return the time of a step; None where the paper's evaluation does not fit the budget."""
-    if step.way == "paper" and predicted_bytes(head, step) > sizes.budget:
+    if step.way == "paper" and predicted_bytes(head, step) > (budget or sizes.budget):
         return None
-    return 1000 * seconds_of(step_of(head, step), sizes.repeats, sizes.seconds)
+    device = next(head.parameters()).device
+    return 1000 * seconds_of(step_of(head, step), sizes.repeats, sizes.seconds, str(device))
 
 
-class Latency(PaperStudy):
+class CostStudy(PaperStudy):
+    """A study of steps in the settings of the paper, on a device."""
+
+    def check(self, lab: Lab) -> None:
+        """Raise unless the device is available."""
+        find_device(lab.options.get("device", "cpu"))
+
+
+def budget_of(lab: Lab) -> int:
+    """The bytes that a step may take: those of the profile on a CPU, else what the device has free."""
+    device = torch.device(lab.options.get("device", "cpu"))
+    return lab.profile.sizes.budget if device.type == "cpu" else torch.get_device_module(device).mem_get_info(device)[0]
+
+
+class Latency(CostStudy):
     """Milliseconds a step, by our evaluation and the paper's."""
 
     name = "latency"
-    question = "How long does a head's part of a training step take, over the number of samples and the batch size?"
+    question = (
+        "How long do a training step and a prediction take, over the number of samples and the batch size: the head's "
+        "part, and with the backbone?"
+    )
     paper = ("tab:latency_vs_perf",)
     claim = "HET-XL is faster than HET for few samples, and HET is faster for many"
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Every cell that fits the budget, one thread."""
-        sizes = lab.profile.sizes
-        size = HeadSize(sizes.features, sizes.classes, sizes.rank)
-        plans = {(label, way): steps_of(label, way, sizes) for label in HEADS for way in ways_of(label)}
-        times: dict[str, dict[str, dict[str, float | None]]] = {label: {} for label in HEADS}
-        done = 0
-        with one_thread(), lab.console.bar("steps", sum(map(len, plans.values()))) as bar:
-            for label, name in HEADS.items():
-                head = size.build(name)
-                warm_up(name)
-                for way in ways_of(label):
-                    cells: dict[str, float | None] = {}
-                    for step in plans[label, way]:
-                        cells[key_of(step)] = milliseconds_of(head, step, sizes)
-                        done += 1
-                        bar.to(done, f"{label} {key_of(step)}")
-                    times[label][way] = cells
-                head.zero_grad(set_to_none=True)
-        return {"milliseconds": times, "sizes": described(sizes)}
+        """Every cell that fits the budget, and the backbones; one thread."""
+        sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
+        cells = sum(len(steps_of(label, way, sizes)) for label in HEADS for way in ways_of(label))
+        total = len(sizes.settings) * len(MODES) * (cells + len(sizes.batches) + 1)
+        settings: dict[str, Any] = {}
+        with one_thread(), lab.console.bar("steps", total) as bar:
+            done = itertools.count(1)
+            for setting, size in sizes.settings.items():
+                times: dict[str, Any] = {mode: {label: {} for label in HEADS} for mode in MODES}
+                for label, name in HEADS.items():
+                    head = size.build(name, device)
+                    warm_up(name, device)
+                    for mode, way in itertools.product(MODES, ways_of(label)):
+                        times[mode][label][way] = {}
+                        for step in steps_of(label, way, sizes, mode):
+                            times[mode][label][way][key_of(step)] = milliseconds_of(head, step, sizes, budget)
+                            bar.to(next(done), f"{setting}, {MODES[mode]}, {label} {key_of(step)}")
+                settings[setting] = {"milliseconds": times, "sizes": described(sizes, size, budget)}
+                settings[setting] |= _with_backbone(size, sizes, device, lambda what: bar.to(next(done), what))
+        clock = ", its processor time" if torch.device(device).type == "cpu" else ""
+        return {"settings": settings, "device": f"{device_name(device)}{clock}"}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """Samples down within batches, heads side by side."""
-        return [grid_table("Milliseconds of a step", summary["milliseconds"], summary["sizes"], 1, OUT)]
+        """For every setting, samples down within batches and heads side by side; then with the backbone."""
+        tables = [
+            grid_table(f"{MODE_TITLES[mode]}, ms: {name}", values, setting["sizes"], 1, OUT, summary["device"])
+            for name, setting in summary["settings"].items()
+            for mode, values in setting["milliseconds"].items()
+        ]
+        return [*tables, *([_whole_table(summary)] if with_backbone(summary) else [])]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Time over samples at the largest batch."""
-        axis = "head's part of a step, ms"
-        panels = {axis: series_of(summary["milliseconds"], summary["sizes"])}
-        return plot_lines(panels, path, "samples", log_x=True, log_y=(axis,))
+        """Time over samples at the largest batch, in the first setting."""
+        setting = next(iter(summary["settings"].values()))
+        panels = {
+            f"head's part of a {MODES[mode]} step, ms": series_of(values, setting["sizes"])
+            for mode, values in setting["milliseconds"].items()
+        }
+        return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels))
 
     def conclusion(self, summary: Summary) -> str:
-        """HET-XL over HET at the fewest and the most samples, by both ways."""
-        parts, last = [], {}
-        for way, name in WAYS.items():
-            few, many = ratios(summary["milliseconds"], summary["sizes"], way)
-            last[way] = (few[1], many[1])
-            parts.append(
-                f"by {name} HET-XL takes {few[1]:.2f} times as long as HET at S = {few[0]} and {many[1]:.2f} times at "
-                f"S = {many[0]}"
-            )
+        """HET-XL over HET at the fewest and the most samples, by both ways, and what a head adds to its backbone."""
+        parts, verdicts = [], []
+        for name, setting in summary["settings"].items():
+            for mode, values in setting["milliseconds"].items():
+                texts = []
+                for way, who in WAYS.items():
+                    few, many = ratios(values, setting["sizes"], way)
+                    texts.append(f"{few[1]:.2f} at S = {few[0]} and {many[1]:.2f} at S = {many[0]} by {who}")
+                    verdicts += [few[1] < 1 < many[1]] if way == "paper" and mode == "train" else []
+                parts.append(f"{name}, {MODES[mode]}: {'; '.join(texts)}")
         paper = figures()["latency"]
-        few, many = last["paper"]
+        shares = "; ".join(
+            f"{name}, {MODES[mode]}: {100 * _share(setting, mode):.0f} %"
+            for name, setting in with_backbone(summary).items()
+            for mode in setting["milliseconds"]
+        )
+        whole = f"Of a whole step, with the backbone and the most samples, our HET-XL head is ({shares})."
+        lines = "\n".join(f"- {part}" for part in parts)
+        verdict = holds(agree_all(verdicts), self.claim, "in training, by the same evaluation as theirs")
         return (
-            f"At the largest batch, {', and '.join(parts)}. In the paper HET-XL is faster up to "
-            f"{paper['het_xl_faster_up_to']} samples and HET from {paper['het_faster_from']} on. "
-            f"{holds(few < 1 < many, self.claim, 'by the same evaluation as theirs')}"
+            f"The time of HET-XL's head over that of HET's, at the largest batch that both fit:\n\n{lines}\n\n"
+            f"In the paper HET-XL is faster up to {paper['het_xl_faster_up_to']} samples and HET from "
+            f"{paper['het_faster_from']} on. {verdict} {whole if shares else ONLY_HEADS}"
         )
 
 
-def described(sizes: Sizes) -> dict[str, Any]:
+ONLY_HEADS = "Of these steps the head's part in training was measured, and nothing else."
+"""What a page says whose numbers are of the time before predictions and backbones were measured."""
+
+
+def with_backbone(summary: Summary) -> dict[str, Any]:
+    """Return the settings that were also measured with the backbone."""
+    return {name: setting for name, setting in summary["settings"].items() if "whole" in setting}
+
+
+def agree_all(verdicts: Sequence[bool]) -> bool | None:
+    """True or False if all settings say the same, else None."""
+    return verdicts[0] if len(set(verdicts)) == 1 else None
+
+
+def device_name(device: str) -> str:
+    """Return what a device is, for a page."""
+    kind = torch.device(device)
+    return "one thread of a CPU" if kind.type == "cpu" else torch.get_device_module(kind).get_device_name(kind)
+
+
+def _with_backbone(size: HeadSize, sizes: Sizes, device: str, report: Callable[[str], None]) -> dict[str, Any]:
+    """Milliseconds of the backbone by mode and batch, and of one whole step with HET-XL to compare the sum with."""
+    backbone = size.build_backbone(device)
+    limits = (sizes.repeats, sizes.seconds)
+    alone: dict[str, dict[str, float]] = {mode: {} for mode in MODES}
+    whole: dict[str, float] = {}
+    for mode in MODES:
+        for batch in sizes.batches:
+            alone[mode][str(batch)] = 1000 * backbone_seconds(backbone, batch, mode, device, *limits)
+            report(f"{size.backbone}, {MODES[mode]} B={batch}")
+        head, step = size.build("het-xl", device), Step("het-xl", "engine", sizes.batches[0], sizes.samples[-1], mode)
+        whole[mode] = 1000 * seconds_of(step_of(head, step, backbone), *limits, device)
+        report(f"{size.backbone} with HET-XL")
+    return {"backbone": alone, "whole": whole}
+
+
+def _sums(setting: Any, mode: str, batch: int, count: int) -> list[float | None]:
+    """Milliseconds of backbone and head together, for every head, by our evaluation."""
+    first, own = setting["sizes"]["samples"][0], setting["backbone"][mode][str(batch)]
+    heads = [cell(setting["milliseconds"][mode], label, "engine", batch, count, first) for label in HEADS]
+    return [None if head is None else own + head for head in heads]
+
+
+def _share(setting: Any, mode: str) -> float:
+    """Of a whole step at the largest batch with the most samples, the part of HET-XL's head."""
+    batch, count = setting["sizes"]["batches"][-1], setting["sizes"]["samples"][-1]
+    total = _sums(setting, mode, batch, count)[list(HEADS).index("HET-XL")]
+    return 1 - setting["backbone"][mode][str(batch)] / total if total else 0.0
+
+
+def _whole_table(summary: Summary) -> Table:
+    rows, checks = [], []
+    for name, setting in with_backbone(summary).items():
+        batches, counts = setting["sizes"]["batches"], setting["sizes"]["samples"]
+        for mode in setting["milliseconds"]:
+            for batch, count in itertools.product(batches, (counts[0], counts[-1])):
+                own = setting["backbone"][mode][str(batch)]
+                rows.append(
+                    Row(f"{MODES[mode]}, B = {batch}, S = {count:,}", [own, *_sums(setting, mode, batch, count)], name)
+                )
+            sum_of = _sums(setting, mode, batches[0], counts[-1])[list(HEADS).index("HET-XL")]
+            checks.append(f"{setting['whole'][mode] / sum_of:.2f}" if sum_of else "–")
+    note = (
+        f"{summary['device']}, 224 × 224 images, our evaluation; the time of the backbone and that of the head are "
+        f"added. A whole step of HET-XL at the smallest batch takes {', '.join(checks)} times the sum: training and "
+        "prediction, setting by setting"
+    )
+    return Table(
+        "With the backbone, ms", [Column("backbone alone", 0), *(Column(label, 0) for label in HEADS)], rows, note
+    )
+
+
+def described(sizes: Sizes, size: HeadSize, budget: int) -> dict[str, Any]:
     """The sizes as a page needs them."""
-    letters = {"D": sizes.features, "K": sizes.classes, "R": sizes.rank}
-    return {**letters, "batches": list(sizes.batches), "samples": list(sizes.samples), "budget": sizes.budget}
+    letters = {"D": size.features, "K": size.classes, "R": size.rank}
+    return {**letters, "batches": list(sizes.batches), "samples": list(sizes.samples), "budget": budget}
 
 
 def ratios(values: Any, sizes: Any, way: str) -> tuple[tuple[int, float], tuple[int, float]]:
@@ -129,7 +255,7 @@ def ratios(values: Any, sizes: Any, way: str) -> tuple[tuple[int, float], tuple[
     )
 
 
-def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str) -> Table:
+def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str, device: str) -> Table:
     """Cells of all heads and ways: samples down within batches."""
     kinds = [(label, way) for label in values for way in values[label]]
     names = {"engine": "", "paper": ", the paper's evaluation"}
@@ -139,8 +265,8 @@ def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str) -
             cells = [cell(values, label, way, batch, count, sizes["samples"][0]) for label, way in kinds]
             rows.append(Row(f"{count:,}", [missing if value is None else value for value in cells], f"B = {batch}"))
     note = (
-        f"D = {sizes['D']:,}, K = {sizes['K']:,}, R = {sizes['R']}, float32, one thread; the head's loss and all "
-        f"gradients. The memory budget is {sizes['budget'] / 1e6:,.4g} MB"
+        f"D = {sizes['D']:,}, K = {sizes['K']:,}, R = {sizes['R']}, float32, {device}; the head alone. "
+        f"The memory budget is {sizes['budget'] / 1e6:,.4g} MB"
     )
     return Table(title, [Column(f"{label}{names[way]}", digits) for label, way in kinds], rows, note, head="samples")
 
@@ -163,83 +289,152 @@ MEGABYTE = 1e6
 NEAR = 1.25  # cells are measured whose prediction is up to this multiple of the budget
 
 
-class Memory(PaperStudy):
+class Memory(CostStudy):
     """Peak memory of a step beyond its parameters."""
 
     name = "memory"
-    question = "How much memory does a head's part of a training step take, and which cells fit a budget?"
+    question = (
+        "How much memory do a training step and a prediction take: the head's part, which cells fit a budget, and a "
+        "whole step with the backbone?"
+    )
     claim = "HET-XL uses less memory than HET, and slightly less than HET-H"
 
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Peaks of the cells that are predicted to be near the budget or below, in a process of their own."""
-        sizes = lab.profile.sizes
-        size = HeadSize(sizes.features, sizes.classes, sizes.rank)
-        near_budget: list[Step] = []
-        plans: dict[str, dict[Step, int]] = {}
-        for label, name in HEADS.items():
-            shape = size.build(name, device="meta")
-            steps = [step for way in ways_of(label) for step in steps_of(label, way, sizes)]
-            plans[label] = {step: predicted_bytes(shape, step) for step in steps}
-            near = [step for step in steps if plans[label][step] <= NEAR * sizes.budget]
-            near_budget += sorted(near, key=plans[label].__getitem__)
-        with lab.console.bar("steps", len(near_budget)) as bar:
-            peaks = dict(zip(near_budget, peaks_of(size, near_budget, bar.to), strict=True))
-        measured = {label: _by_way(label, peaks, steps) for label, steps in plans.items()}
-        expected = {label: _by_way(label, steps, steps) for label, steps in plans.items()}
-        return {"megabytes": measured, "predicted": expected, "sizes": described(sizes)}
+        sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
+        settings: dict[str, Any] = {}
+        for setting, size in sizes.settings.items():
+            plans = {label: _predictions(label, size, sizes) for label in HEADS}
+            near = [step for label in HEADS for step in _sorted(plans[label], NEAR * budget)]
+            whole = [step for label in HEADS for step in whole_steps(label, sizes)]
+            with lab.console.bar(f"{setting}, steps", len(near) + len(whole)) as bar:
+                measured = peaks_of(size, [*near, *whole], bar.to, device)
+            peaks = dict(zip([*near, *whole], measured, strict=True))
+            settings[setting] = {
+                "megabytes": {
+                    mode: {label: _by_way(label, mode, peaks, plans[label]) for label in HEADS} for mode in MODES
+                },
+                "predicted": {
+                    mode: {label: _by_way(label, mode, plans[label], plans[label]) for label in HEADS} for mode in MODES
+                },
+                "whole": {
+                    mode: {
+                        label: [_megabytes(peaks, s) for s in whole_steps(label, sizes) if s.mode == mode]
+                        for label in HEADS
+                    }
+                    for mode in MODES
+                },
+                "sizes": {**described(sizes, size, budget), "whole_batch": sizes.whole_batch},
+            }
+        return {"settings": settings, "device": device_name(device)}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """Measured peaks, and how many cells fit."""
+        """Measured peaks, how many cells fit, and whole steps."""
         over = "far above the budget"
-        peaks = grid_table("Peak memory of a step, MB", summary["megabytes"], summary["sizes"], 0, over)
+        tables = [
+            grid_table(f"{MODE_TITLES[mode]}, peak MB: {name}", values, setting["sizes"], 0, over, summary["device"])
+            for name, setting in summary["settings"].items()
+            for mode, values in setting["megabytes"].items()
+        ]
         columns = [Column("cells"), Column("fit, measured", 0), Column("fit, predicted", 0)]
         columns.append(Column("median measured / predicted", 2))
         rows = []
-        for (label, way), counts in fitting(summary).items():
-            name = label if way == "engine" else f"{label}, the paper's evaluation"
-            rows.append(Row(name, [str(counts["cells"]), counts["measured"], counts["predicted"], counts["ratio"]]))
-        note = f"the budget is {summary['sizes']['budget'] / MEGABYTE:,.0f} MB beyond the parameters themselves"
-        return [peaks, Table("Cells that fit the budget", columns, rows, note)]
+        for name, setting in summary["settings"].items():
+            for mode in setting["megabytes"]:
+                for (label, way), counts in fitting(setting, mode).items():
+                    title = label if way == "engine" else f"{label}, the paper's evaluation"
+                    cells = [str(counts["cells"]), counts["measured"], counts["predicted"], counts["ratio"]]
+                    rows.append(Row(title, cells, f"{name}, {MODES[mode]}"))
+        budget = next(iter(summary["settings"].values()))["sizes"]["budget"]
+        note = f"the budget is {budget / MEGABYTE:,.0f} MB beyond the parameters themselves"
+        whole = [_whole_memory_table(summary)] if with_backbone(summary) else []
+        return [*tables, Table("Cells that fit the budget", columns, rows, note), *whole]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Peaks over samples at the largest batch, and the budget."""
-        axis = "peak memory of a step, MB"
-        level = {axis: {"budget": summary["sizes"]["budget"] / MEGABYTE}}
-        series = series_of(summary["megabytes"], summary["sizes"])
-        return plot_lines({axis: series}, path, "samples", log_x=True, log_y=(axis,), levels=level)
+        """Peaks over samples at the largest batch in the first setting, and the budget."""
+        setting = next(iter(summary["settings"].values()))
+        panels, levels = {}, {}
+        for mode, values in setting["megabytes"].items():
+            axis = f"peak memory of a {MODES[mode]} step, MB"
+            panels[axis] = series_of(values, setting["sizes"])
+            levels[axis] = {"budget": setting["sizes"]["budget"] / MEGABYTE}
+        return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels), levels=levels)
 
     def conclusion(self, summary: Summary) -> str:
         """Cells that fit, and HET-XL against HET and HET-H in the cells that all have."""
-        counts = fitting(summary)
-        parts = [
-            f"{counts[label, 'engine']['measured']} of {counts[label, 'engine']['cells']} cells of {label} fit by "
-            f"ours and {counts[label, 'paper']['measured']} by the paper's evaluation"
-            for label in ("HET", "HET-XL")
-        ]
-        share = {other: lower_share(summary, other) for other in ("HET", "HET-H")}
-        verdict = share["HET"] == 1 if share["HET"] in (0, 1) else None
-        return (
-            f"Within the budget {'; '.join(parts)}. By ours HET-XL takes less memory than HET in {share['HET']:.0%} "
-            f"of the cells and less than HET-H in {share['HET-H']:.0%}. "
-            f"{holds(verdict, 'HET-XL uses less memory than HET')}"
-        )
+        parts, shares = [], []
+        for name, setting in summary["settings"].items():
+            for mode in setting["megabytes"]:
+                counts = fitting(setting, mode)
+                fits = ", ".join(
+                    f"{counts[label, 'engine']['measured']} of {counts[label, 'engine']['cells']} cells of {label} by "
+                    f"ours and {counts[label, 'paper']['measured']} by the paper's evaluation"
+                    for label in ("HET", "HET-XL")
+                )
+                share = {other: lower_share(setting, mode, other) for other in ("HET", "HET-H")}
+                shares += [share["HET"]] if mode == "train" else []
+                parts.append(
+                    f"{name}, {MODES[mode]}: {fits} fit; by ours HET-XL takes less memory than HET in "
+                    f"{share['HET']:.0%} of the cells and less than HET-H in {share['HET-H']:.0%}"
+                )
+        verdict = shares[0] == 1 if shares[0] in (0, 1) and len(set(shares)) == 1 else None
+        lines = "\n".join(f"- {part}" for part in parts)
+        text = f"{lines}\n\n{holds(verdict, 'HET-XL uses less memory than HET in training')}"
+        return text if with_backbone(summary) else f"{text} {ONLY_HEADS}"
 
 
-def _by_way(label: str, values: Mapping[Step, int], steps: Iterable[Step]) -> dict[str, dict[str, float | None]]:
+def whole_steps(label: str, sizes: Sizes) -> list[Step]:
+    """The steps of a head with the backbone: training and prediction with the fewest and the most samples."""
+    counts = sizes.samples[:1] if label == "DET" else (sizes.samples[0], sizes.samples[-1])
+    return [Step(HEADS[label], "engine", sizes.whole_batch, count, mode, True) for mode in MODES for count in counts]
+
+
+def _predictions(label: str, size: HeadSize, sizes: Sizes) -> dict[Step, int]:
+    """All steps of a head alone, with the bytes that they should take."""
+    shape = size.build(HEADS[label], device="meta")
+    steps = [step for mode in MODES for way in ways_of(label) for step in steps_of(label, way, sizes, mode)]
+    return {step: predicted_bytes(shape, step) for step in steps}
+
+
+def _sorted(plans: Mapping[Step, int], limit: float) -> list[Step]:
+    return sorted((step for step in plans if plans[step] <= limit), key=plans.__getitem__)
+
+
+def _megabytes(values: Mapping[Step, int], step: Step) -> float | None:
+    return values[step] / MEGABYTE if step in values else None
+
+
+def _by_way(
+    label: str, mode: str, values: Mapping[Step, int], steps: Iterable[Step]
+) -> dict[str, dict[str, float | None]]:
     """Megabytes by way and cell; None for what was not measured."""
     return {
-        way: {key_of(step): values[step] / MEGABYTE if step in values else None for step in steps if step.way == way}
+        way: {key_of(step): _megabytes(values, step) for step in steps if (step.way, step.mode) == (way, mode)}
         for way in ways_of(label)
     }
 
 
-def fitting(summary: Summary) -> dict[tuple[str, str], dict[str, Any]]:
+def _whole_memory_table(summary: Summary) -> Table:
+    rows = []
+    for name, setting in with_backbone(summary).items():
+        counts = setting["sizes"]["samples"]
+        for mode, values in setting["whole"].items():
+            for index, count in enumerate((counts[0], counts[-1])):
+                cells = [values[label][index if len(values[label]) > 1 else 0] for label in HEADS]
+                rows.append(
+                    Row(f"{MODES[mode]}, S = {count:,}", cells, f"{name}, B = {setting['sizes']['whole_batch']}")
+                )
+    note = "beyond the parameters, our evaluation, 224 × 224 images; with activations and gradients of the backbone"
+    return Table("With the backbone, peak MB", [Column(label, 0) for label in HEADS], rows, note)
+
+
+def fitting(setting: Any, mode: str) -> dict[tuple[str, str], dict[str, Any]]:
     """For every head and way: cells, how many fit by measurement and by prediction, and the median of their ratio."""
-    budget = summary["sizes"]["budget"] / MEGABYTE
+    budget = setting["sizes"]["budget"] / MEGABYTE
     counts = {}
-    for label, ways in summary["megabytes"].items():
+    for label, ways in setting["megabytes"][mode].items():
         for way, cells in ways.items():
-            expected = summary["predicted"][label][way]
+            expected = setting["predicted"][mode][label][way]
             ratios = sorted(peak / expected[name] for name, peak in cells.items() if peak is not None)
             counts[label, way] = {
                 "cells": len(cells),
@@ -250,9 +445,9 @@ def fitting(summary: Summary) -> dict[tuple[str, str], dict[str, Any]]:
     return counts
 
 
-def lower_share(summary: Summary, other: str) -> float:
+def lower_share(setting: Any, mode: str, other: str) -> float:
     """In which share of the cells our HET-XL takes less than another head."""
-    ours, theirs = (summary["megabytes"][label]["engine"] for label in ("HET-XL", other))
+    ours, theirs = (setting["megabytes"][mode][label]["engine"] for label in ("HET-XL", other))
     shared = [name for name in ours if ours[name] is not None and theirs[name] is not None]
     return sum(ours[name] < theirs[name] for name in shared) / max(1, len(shared))
 
@@ -262,10 +457,8 @@ SAMPLED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {"HET": ("het", {}), "HET
 
 def step_times(lab: Lab, line: Line, samples: Sequence[int]) -> dict[str, dict[str, float | None]]:
     """Milliseconds of the head's part of a step, by way and S; None where it does not fit the budget."""
-    directory = lab.cache.directory(line.run(lab.seeds[0]))
-    config, classes = line.run(lab.seeds[0]).config, len(read_json(directory / "model.json")["class_names"])
-    size = HeadSize(config.features or 128, classes, config.rank)
-    head = size.build(line.head)
+    run = line.run(lab.seeds[0])
+    config, head = run.config, load_run(lab.cache.directory(run)).model.head.train()
     warm_up(line.head)
     sizes = lab.profile.sizes
 

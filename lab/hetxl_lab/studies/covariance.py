@@ -13,7 +13,7 @@ from torch import Tensor
 from hetxl_lab.studies import study
 from hetxl_lab.studies.charts import line_styles, plot_lines
 from hetxl_lab.studies.drawings import write_svg
-from hetxl_lab.studies.methods import FEATURES
+from hetxl_lab.studies.own_data import features_of
 from hetxl_lab.studies.profiles import FIXED, LEARNED, Profile
 from hetxl_lab.studies.runs import StudyRun
 from hetxl_lab.studies.study import Lab, Line, PaperStudy, Summary, TableStudy
@@ -29,7 +29,8 @@ FACTORS = (32, 16, 8, 4, 2, 1)  # D over M
 
 def sizes_of(profile: Profile) -> list[int]:
     """M = D / 32 … D, each once."""
-    features = profile.base.config("het-xl").features or FEATURES
+    config = profile.base.config("het-xl")
+    features = config.features or features_of(config)
     return list(dict.fromkeys(max(1, features // factor) for factor in FACTORS))
 
 

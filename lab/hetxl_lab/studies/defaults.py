@@ -20,10 +20,10 @@ from hetxl._checks import one_of
 from hetxl._files import read_json, write_json
 from hetxl.metrics.ensemble import Ensemble
 from hetxl.metrics.summary import summarise
-from hetxl.registry import HEAD_NAMES
+from hetxl.registry import HEAD_NAMES, METRIC_NAMES
 from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_differences
-from hetxl_lab.studies.runs import METRICS, StudyRun, over_seeds
+from hetxl_lab.studies.runs import StudyRun, over_seeds
 from hetxl_lab.studies.study import Lab, Study, Summary, head_run, names_in
 from hetxl_lab.studies.verdicts import WORSE, count_verdicts, heads_table, judge, markdown, verdict_table
 from hetxl_train.checkpoint import Checkpoints
@@ -363,7 +363,7 @@ def _ensemble(lab: Lab, runs: Sequence[StudyRun], path: Path, dataset: Dataset) 
     )
     metrics = summarise(evaluation.records, np.asarray(trained[0].class_counts))
     results = [lab.cache.finite_result(run) for run in runs]
-    values: dict[str, Any] = {name: [metrics[name]] for name in METRICS}
+    values: dict[str, Any] = {name: [metrics[name]] for name in METRIC_NAMES}
     values["train_seconds"] = [sum(result["train_seconds"] for result in results)]
     values["parameters"] = sum(result["parameters"]["total"] for result in results)
     values["seeds"] = seeds

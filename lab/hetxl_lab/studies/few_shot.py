@@ -1,10 +1,12 @@
 """`hetxl study few-shot`: are HET-XL's features better to learn new classes from (Table "Few-shot")?
 
 Every fifth class, or every third, is kept away from training. A linear classifier over the features then learns these
-classes from a few examples of each, in closed profile.
+classes from a few examples of each, in closed form. `hetxl study few-shot RUN DATA` does the same with the features of
+runs that exist, on any labelled data.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +21,14 @@ from hetxl_lab.studies.profiles import LEARNED, Bench, Profile
 from hetxl_lab.studies.runs import StudyRun
 from hetxl_lab.studies.study import Lab, PaperStudy, Summary
 from hetxl_lab.studies.verdicts import against, agree, change, holds, mean_cell, sign
+from hetxl_train.backbones import Backbone
 from hetxl_train.data.dataset import Dataset
-from hetxl_train.data.open import open_data
+from hetxl_train.data.open import open_data, open_dataset, split_spec
 from hetxl_train.model import feature_batches
+from hetxl_train.report.read import find_runs
 from hetxl_train.report.statistics import PairedTest
 from hetxl_train.report.tables import Column, Row, Table
-from hetxl_train.runs import load_run
+from hetxl_train.runs import Trained, load_run
 
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"DET": ("det", {}), "HET-XL": ("het-xl", LEARNED)}
 DRAWS = 5  # draws of the few examples, over which accuracies are averaged
@@ -52,6 +56,8 @@ def make_task(dataset: Dataset, shots: Sequence[int]) -> Task:
         raise ValueError(f"{dataset.name} has no {min(shots)} training examples for half of its unknown classes")
     most = max(possible)
     classes = np.flatnonzero((counts >= most) & tested)
+    if len(classes) < 2:
+        raise ValueError(f"{dataset.name} has one class to learn from {most} examples; few-shot evaluation needs two")
     ids = np.full(dataset.num_classes, -1)
     ids[classes] = np.arange(len(classes))
     support, query = np.flatnonzero(ids[train] >= 0), np.flatnonzero(ids[test] >= 0)
@@ -95,9 +101,8 @@ def accuracy(support: Tensor, support_ids: Tensor, query: Tensor, query_ids: Ten
     return float((scores.argmax(-1) == query_ids).double().mean())
 
 
-def accuracies(directory: Path, seed: int, dataset: Dataset, task: Task, shots: Sequence[int]) -> list[float]:
-    """Accuracies of a run's features, one for each number of shots; the seed is that of the draws."""
-    backbone = load_run(directory).model.backbone
+def accuracies(backbone: Backbone, seed: int, dataset: Dataset, task: Task, shots: Sequence[int]) -> list[float]:
+    """Accuracies of a backbone's features, one for each number of shots; the seed is that of the draws."""
     support, query = (
         torch.cat([part for part, _ in feature_batches(backbone, dataset.splits[name], rows, 0, torch.device("cpu"))])
         for name, rows in (("train", task.support), ("test", task.query))
@@ -127,12 +132,28 @@ class FewShot(PaperStudy):
     paper = ("tab:few_shot",)
     claim = "HET-XL's representations transfer better than DET's for every number of shots"
 
+    def normalised(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options with the only argument as the data, unless it is a run: then that needs data."""
+        if options.get("run") is None or options.get("data") is not None:
+            return dict(options)
+        if any((Path(options["run"]) / name).exists() for name in ("config.json", "compare.json")):
+            raise ValueError(f"{options['run']} is a run; give the data to evaluate it on: few-shot RUN DATA")
+        return {**options, "data": options["run"], "run": None}
+
+    def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
+        """Return the profile with the user's data, without anything to train for runs that exist."""
+        if options.get("run") is None:
+            return super().adapt(profile, options)
+        return dataclasses.replace(profile, few_shot=())
+
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
         """Both heads on the known classes."""
         return [run_of(bench, label, seed) for seed in seeds for bench in profile.few_shot for label in HEADS]
 
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Accuracies by data, head and shots, over the seeds."""
+        if lab.options.get("run") is not None:
+            return _measure_runs(lab)
         benches: dict[str, Any] = {}
         with lab.console.bar("features", len(lab.profile.few_shot) * len(HEADS) * len(lab.seeds)) as bar:
             done = 0
@@ -146,8 +167,8 @@ class FewShot(PaperStudy):
                     for seed in lab.seeds:
                         run = run_of(bench, label, seed)
                         lab.cache.result(run)
-                        directory = lab.cache.directory(run)
-                        heads[label].append(accuracies(directory, seed, dataset, task, shots))
+                        backbone = load_run(lab.cache.directory(run)).model.backbone
+                        heads[label].append(accuracies(backbone, seed, dataset, task, shots))
                         done += 1
                         bar.to(done, bench.name)
                 benches[bench.name] = {
@@ -163,11 +184,12 @@ class FewShot(PaperStudy):
         columns = [Column(f"{count}-shot accuracy, %", 2, "higher") for count in summary["wanted"]]
         rows = []
         for name, bench in summary["benches"].items():
-            for label in HEADS:
+            for label in bench["accuracy"]:
                 cells = [mean_cell(values_at(bench, label, count), 100) for count in summary["wanted"]]
                 rows.append(Row(label, cells, name))
+        kind = "classes" if summary.get("existing") else "unknown classes"
         sizes = "; ".join(
-            f"{name}: {bench['classes']:,} unknown classes, {bench['queries']:,} test examples"
+            f"{name}: {bench['classes']:,} {kind}, {bench['queries']:,} test examples"
             for name, bench in summary["benches"].items()
         )
         note = f"{sizes}. A dash where less than half of the classes have so many training examples"
@@ -181,7 +203,7 @@ class FewShot(PaperStudy):
                     (float(count), [100 * value for value in values_at(bench, label, count)])
                     for count in bench["shots"]
                 ]
-                for label in HEADS
+                for label in bench["accuracy"]
             }
             for name, bench in summary["benches"].items()
         }
@@ -189,6 +211,8 @@ class FewShot(PaperStudy):
 
     def conclusion(self, summary: Summary) -> str:
         """The difference for the most shots of every dataset, and all that count."""
+        if any(not HEADS.keys() <= bench["accuracy"].keys() for bench in summary["benches"].values()):
+            return "Without runs of both DET and HET-XL there is nothing to compare; the table has the accuracies."
         parts: list[str] = []
         everything: list[PairedTest | None] = []
         for name, bench in summary["benches"].items():
@@ -208,6 +232,49 @@ class FewShot(PaperStudy):
             f"comparisons, significantly higher in {signs.count(1)} and significantly lower in {signs.count(-1)}. "
             f"{holds(verdict, self.claim)}"
         )
+
+
+def _measure_runs(lab: Lab) -> dict[str, Any]:
+    """Accuracies of the features of runs that exist, by label and over their seeds, on labelled data."""
+    paths = [Path(part.strip()) for part in lab.options["run"].split(",")]
+    runs = [run for run in find_runs(paths) if not run.result.get("derived_from")]
+    heads: dict[str, list[list[float]]] = {}
+    first: tuple[Dataset, Task, list[int]] | None = None
+    with lab.console.bar("features", len(runs)) as bar:
+        for number, run in enumerate(runs, 1):
+            trained = load_run(run.path)
+            if first is None:
+                first = _task_for(trained, lab)
+            dataset, task, shots = first
+            _check_input(trained, dataset)
+            heads.setdefault(run.label, []).append(
+                accuracies(trained.model.backbone, run.seed or 0, dataset, task, shots)
+            )
+            bar.to(number, run.label)
+    assert first is not None
+    dataset, task, shots = first
+    bench = {"shots": shots, "classes": int(task.support_ids.max()) + 1, "queries": len(task.query), "accuracy": heads}
+    return {"benches": {dataset.name: bench}, "wanted": list(lab.profile.shots), "existing": True}
+
+
+def _task_for(trained: Trained, lab: Lab) -> tuple[Dataset, Task, list[int]]:
+    """Open the data as the model of a run reads it, and choose classes and rows."""
+    data, spec_options = split_spec(lab.options["data"])
+    shape = trained.spec.shape
+    image: dict[str, Any] = {"image_size": shape[-1], "grey": shape[0] == 1} if trained.spec.kind == "image" else {}
+    image |= spec_options
+    dataset = open_dataset(data, **image)
+    _check_input(trained, dataset)
+    if dataset.multi_label:
+        raise ValueError(f"{dataset.name} has lists of labels; few-shot evaluation needs one label for each row")
+    task = make_task(dataset, lab.profile.shots)
+    return dataset, task, [count for count in lab.profile.shots if count <= task.shots]
+
+
+def _check_input(trained: Trained, dataset: Dataset) -> None:
+    if (trained.spec.kind, tuple(trained.spec.shape)) != (dataset.input.kind, tuple(dataset.input.shape)):
+        theirs, ours = (f"{spec.kind} {list(spec.shape)}" for spec in (dataset.input, trained.spec))
+        raise ValueError(f"{dataset.name} has {theirs} as inputs, but the run takes {ours}; give data of that shape")
 
 
 def run_of(bench: Bench, label: str, seed: int) -> StudyRun:

@@ -1,5 +1,5 @@
-"""`hetxl study flops`: operations of HET and HET-XL over the number of samples (Table "Time complexity", figures of
-FLOPs), by the paper's formulas with their constants and counted on our modules."""
+"""`hetxl study flops`: operations of all heads over the number of samples (Table "Time complexity", figures of FLOPs),
+by the paper's formulas with their constants and counted on our modules, in training and prediction."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -10,15 +10,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetxl.functional.distribution import Order
+from hetxl.registry import HEAD_LABELS
 from hetxl_lab.studies.charts import plot_lines
-from hetxl_lab.studies.measure import HeadSize
+from hetxl_lab.studies.measure import MODES, HeadSize, Mode
 from hetxl_lab.studies.paper import classes_of, features_of, figures
 from hetxl_lab.studies.study import Lab, PaperStudy, Summary
 from hetxl_lab.studies.verdicts import holds
 from hetxl_train.report.tables import Column, Row, Table
 
-HEADS = {"HET": "het", "HET-XL": "het-xl"}
-LABELS = tuple(HEADS)
+HEADS = {label: name for name, label in HEAD_LABELS.items()}
+LABELS = ("HET", "HET-XL")  # whose formulas the paper has
 
 
 def terms(label: str) -> list[list[str]]:
@@ -50,13 +51,33 @@ def crossing(first: Sequence[float], second: Sequence[float]) -> float | None:
     return samples if samples > 0 and second[1] > first[1] else None
 
 
-def counted(label: str, size: HeadSize, samples: int, order: Order) -> int:
-    """Floating-point operations in the matrix products of our module, for one example; nothing is computed."""
+def counted(label: str, size: HeadSize, samples: int, order: Order, mode: Mode = "eval") -> int:
+    """Floating-point operations in the matrix products of our module, for one example; nothing is computed.
+
+    In training those of the loss and of all gradients, the features' included, under autograd.
+    """
     head = size.build(HEADS[label], device="meta")
-    features = torch.empty(1, size.features, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        distribution = head.logit_distribution(features)
-        distribution.sample(torch.empty(1, samples, distribution.size, device="meta"), order)
+    features = torch.empty(1, size.features, device="meta", requires_grad=True)
+    with torch.set_grad_enabled(mode == "train"), FlopCounterMode(display=False) as counter:
+        if label == "DET":
+            logits = head.classifier(features)
+        else:
+            distribution = head.logit_distribution(features)
+            logits = distribution.sample(torch.empty(1, samples, distribution.size, device="meta"), order)
+        if mode == "train":
+            logits.sum().backward()  # the link has no matrix products
+    return counter.get_total_flops()
+
+
+def backbone_counted(size: HeadSize, mode: Mode) -> int:
+    """Floating-point operations of the backbone for one image; in training with the gradients of all its weights."""
+    backbone = size.build_backbone("meta")
+    backbone.module.train(mode == "train")
+    images = torch.empty(1, 3, backbone.image_size, backbone.image_size, device="meta")
+    with torch.set_grad_enabled(mode == "train"), FlopCounterMode(display=False) as counter:
+        features = backbone(images)
+        if mode == "train":
+            features.sum().backward()
     return counter.get_total_flops()
 
 
@@ -79,37 +100,61 @@ def predicted(label: str, size: HeadSize, samples: int, order: Order) -> int:
 
 COUNTS = (1, 2, 4, 16, 64, 256, 1000)
 ORDERS: tuple[Order, ...] = ("samples", "factors")
-WAYS: dict[str, tuple[str, Order]] = {f"{label}, {order} first": (label, order) for order in ORDERS for label in LABELS}
+WAYS: dict[str, tuple[str, Order]] = {
+    "DET": ("DET", "samples"),
+    **{
+        f"{label}, {order} first": (label, order)
+        for order in ORDERS
+        for label in HEADS
+        if label != "DET" and (label != "HET-H" or order == "samples")
+    },
+}
+"""Rows by the samples first, or by their factors. HET-H's lift is a copy: it has no product to save."""
+SETTINGS = {"ResNet152x1, ImageNet-21k": "resnet152", "ViT-L/32, JFT-4B": "vit-l/32"}
+FIRST = next(iter(SETTINGS))
+
+
+def setting_size(name: str) -> HeadSize:
+    """D, K and R of a setting of the paper."""
+    backbone, dataset = name.split(", ")
+    return HeadSize(features_of(backbone), classes_of(dataset), figures()["settings"]["rank"], SETTINGS[name])
 
 
 class Flops(PaperStudy):
-    """The paper's formulas beside what our modules do, in its largest public setting."""
+    """The paper's formulas beside what our modules do, in its two settings."""
 
     name = "flops"
     question = (
-        "How many operations do the sampled logits of one example take, and from how many samples on is HET cheaper "
-        "than HET-XL? Counted on our modules, at the sizes of ResNet152x1 on ImageNet-21k."
+        "How many operations does one example take, in training and in prediction, with and without the backbone, and "
+        "from how many samples on is HET cheaper than HET-XL? Counted on our modules."
     )
     claim = "HET-XL is cheaper than HET for few samples, and dearer for many"
 
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Formulas and counts; without data, so that the full sizes cost nothing in any profile."""
-        sizes = {"D": features_of("ResNet152x1"), "K": classes_of("ImageNet-21k"), "R": figures()["settings"]["rank"]}
-        size = HeadSize(sizes["D"], sizes["K"], sizes["R"])
+        size = setting_size(FIRST)
+        sizes = {"D": size.features, "K": size.classes, "R": size.rank}
         lines = {label: line_in_samples(label, sizes) for label in LABELS}
-        counts, expected = (
-            {
-                name: {str(samples): count(label, size, samples, order) for samples in COUNTS}
-                for name, (label, order) in WAYS.items()
-            }
-            for count in (counted, predicted)
-        )
-        ours = {n: (2 * counts[n]["1"] - counts[n]["2"], counts[n]["2"] - counts[n]["1"]) for n in counts}  # a + b·S
+        settings = {name: setting_size(name) for name in SETTINGS}
+        counts = {
+            name: {mode: {way: _over_samples(way, own, mode) for way in WAYS} for mode in MODES}
+            for name, own in settings.items()
+        }
+        first = counts[FIRST]["eval"]
+        ours = {n: (2 * c["1"] - c["2"], c["2"] - c["1"]) for n, c in first.items()}  # a + b·S
+        formulas = {
+            n: {s: predicted(WAYS[n][0], size, int(s), WAYS[n][1]) for s in first[n]}
+            for n in WAYS
+            if WAYS[n][0] in LABELS
+        }
         return {
             "sizes": sizes,
             "lines": {label: list(line) for label, line in lines.items()},
             "counts": counts,
-            "predicted": expected,
+            "predicted": formulas,
+            "backbones": {
+                name: {mode: backbone_counted(own, mode) for mode in MODES} for name, own in settings.items()
+            },
             "crossing": crossing(lines["HET"], lines["HET-XL"]),
             "crossing_ours": crossing(ours["HET, samples first"], ours["HET-XL, samples first"]),
             "crossing_factors": crossing(ours["HET, factors first"], ours["HET-XL, factors first"]),
@@ -132,16 +177,9 @@ class Flops(PaperStudy):
             text = " + ".join(f"{flat.count(t) if flat.count(t) > 1 else ''}{_formula(t)}" for t in dict.fromkeys(flat))
             total += [text, sum(operations_of[label]) / 1e6]
         rows.append(Row("total, with its constants", total))
-        counts = [
-            Row(samples, [summary["counts"][name][samples] / 1e9 for name in WAYS])
-            for samples in next(iter(summary["counts"].values()))
-        ]
         sizes_text = ", ".join(f"{name} = {value:,}" for name, value in summary["sizes"].items())
-        note, ways = f"multiplications of one example at {sizes_text}", [Column(name, 2) for name in WAYS]
-        return [
-            Table("Complexity, evaluated", columns, rows, note, "operation"),
-            Table("Counted on our modules, GFLOP an example", ways, counts, head="samples"),
-        ]
+        note = f"multiplications of one example at {sizes_text}"
+        return [Table("Complexity, evaluated", columns, rows, note, "operation"), *_count_tables(summary)]
 
     def paper_tables(self) -> Sequence[Table]:
         """The table as the paper gives it, in order of magnitude."""
@@ -154,26 +192,28 @@ class Flops(PaperStudy):
         return [Table("Time complexity of HET and HET-XL", columns, rows, head="operation")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Counts over the samples."""
-        series = {
-            name: [(float(samples), [value / 1e9]) for samples, value in values.items()]
-            for name, values in summary["counts"].items()
+        """Counts over the samples in the first setting."""
+        panels = {
+            f"GFLOP an example, {MODES[mode]}": {
+                name: [(float(samples), [value / 1e9]) for samples, value in values.items()]
+                for name, values in counts.items()
+            }
+            for mode, counts in summary["counts"][FIRST].items()
         }
-        axis = "GFLOP an example"
-        return plot_lines({axis: series}, path, "samples", log_x=True, log_y=(axis,))
+        return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels))
 
     def conclusion(self, summary: Summary) -> str:
         """The crossing points, and what factors-first changes."""
         ours, paper = summary["crossing_ours"], summary["crossing"]
         last = str(COUNTS[-1])
-        counts = summary["counts"]
+        counts = summary["counts"][FIRST]["eval"]
         samples_first, factors_first = (
             counts[f"HET-XL, {order} first"][last] / counts[f"HET, {order} first"][last]
             for order in ("samples", "factors")
         )
         off = max(
             abs(counts[name][samples] / summary["predicted"][name][samples] - 1)
-            for name in WAYS
+            for name in summary["predicted"]
             for samples in counts[name]
         )
         factors = summary["crossing_factors"]
@@ -183,8 +223,44 @@ class Flops(PaperStudy):
             f"and by the products that our modules do samples first up to S = {_number(ours)}. At S = {last} HET-XL "
             f"takes {samples_first:.1f} times the operations of HET samples first, and {factors_first:.1f} times "
             f"factors first, where {never}; counts and formulas differ by {100 * off:.1f} % at most. "
-            f"{holds(ours is not None and samples_first > 1, self.claim)}"
+            f"{holds(ours is not None and samples_first > 1, self.claim)} {_beside_backbones(summary)}"
         )
+
+
+def _over_samples(way: str, size: HeadSize, mode: Mode) -> dict[str, int]:
+    """Counts by S. They are straight lines in S, so that two of them give all; a test compares another."""
+    label, order = WAYS[way]
+    single, double = (counted(label, size, samples, order, mode) for samples in (1, 2))
+    return {str(samples): single + (samples - 1) * (double - single) for samples in COUNTS}
+
+
+def _count_tables(summary: Summary) -> list[Table]:
+    """Counts of the heads over the samples, by setting and mode, and beside the backbone."""
+    tables, whole = [], []
+    for name, modes in summary["counts"].items():
+        for mode, counts in modes.items():
+            rows = [Row(samples, [counts[way][samples] / 1e9 for way in WAYS]) for samples in counts["DET"]]
+            title = f"GFLOP an example, {MODES[mode]}: {name}"
+            tables.append(Table(title, [Column(way, 2) for way in WAYS], rows, "the head alone", "samples"))
+            own, last = summary["backbones"][name][mode], str(COUNTS[-1])
+            cells = [own / 1e9, *((own + counts[way][last]) / 1e9 for way in WAYS)]
+            whole.append(Row(f"{name}, {MODES[mode]}", cells))
+    columns = [Column("backbone alone", 1), *(Column(way, 1) for way in WAYS)]
+    note = f"S = {COUNTS[-1]:,}, 224 × 224 images; convolutions and matrix products"
+    return [*tables, Table("With the backbone, GFLOP an example", columns, whole, note)]
+
+
+def _beside_backbones(summary: Summary) -> str:
+    """Say how much the heads add to a backbone with the most samples."""
+    last, parts = str(COUNTS[-1]), []
+    for name, modes in summary["backbones"].items():
+        for mode, own in modes.items():
+            added = [
+                f"{summary['counts'][name][mode][f'HET-XL, {order} first'][last] / own:.2f} ({order} first)"
+                for order in ORDERS
+            ]
+            parts.append(f"{name}, {MODES[mode]}: {' and '.join(added)}")
+    return f"At S = {last} HET-XL's head takes as many operations as the backbone, times: {'; '.join(parts)}."
 
 
 def _formula(term: str) -> str:

@@ -1,4 +1,5 @@
-"""Time and memory of one training step of a head: loss and all gradients, by our evaluation or by the paper's."""
+"""Time and memory of one step of a head, by our evaluation or by the paper's: training (loss and all gradients) or
+prediction (probabilities and entropies), alone or behind a backbone, on any device."""
 
 import ctypes
 import functools
@@ -6,9 +7,9 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +17,16 @@ from torch import Tensor
 from hetxl.functional import iid, plan, reference
 from hetxl.functional.targets import Targets
 from hetxl.nn import Head, build_head
+from hetxl.profiling.backbones import Backbone, build_backbone
+from hetxl.registry import head_entry
 from hetxl_train.process_pool import Worker
 
 Way = Literal["engine", "paper"]
 WAYS: dict[Way, str] = {"engine": "hetxl", "paper": "the paper's evaluation"}
 """Through the fused engine, or all S samples of all K logits at once, samples first, under autograd."""
+
+Mode = Literal["train", "eval"]
+MODES: dict[Mode, str] = {"train": "training", "eval": "prediction"}
 
 COPIES = {"het": 5, "het-h": 4, "het-xl": 4}
 """Times over that the paper's way holds its sampled logits [B, S, K] at its peak, as measured where they are most of
@@ -37,15 +43,18 @@ class Step:
     way: Way
     batch: int  # B
     samples: int  # S
+    mode: Mode = "train"
+    whole: bool = False  # with the backbone
 
 
 @dataclass(frozen=True)
 class HeadSize:
-    """The sizes that all steps of a study have."""
+    """The sizes that all steps of a setting have."""
 
     features: int  # D
     classes: int  # K
     rank: int  # R
+    backbone: str | None = None  # as of `hetxl.profiling.build_backbone`
 
     def build(self, name: str, device: str = "cpu") -> Head:
         """A head of this size, with τ = 1 and parameters of a fixed seed."""
@@ -53,84 +62,144 @@ class HeadSize:
             torch.manual_seed(0)
             return build_head(name, self.features, self.classes, rank=self.rank, temperature=1.0, device=device)
 
+    def build_backbone(self, device: str = "cpu") -> Backbone:
+        """The backbone, with weights of a fixed seed."""
+        if self.backbone is None:
+            raise ValueError("this setting has no backbone")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return build_backbone(self.backbone, device)
 
-def step_of(head: Head, step: Step) -> Callable[[], None]:
-    """A function that computes loss and gradients of one batch."""
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(step.batch, head.in_features, generator=generator).requires_grad_()
-    labels = torch.randint(head.num_classes, (step.batch,), generator=generator)
 
-    def run() -> None:
-        head.zero_grad(set_to_none=True)
-        features.grad = None
-        _loss(head, step, features, labels, generator).backward()
+def step_of(head: Head, step: Step, backbone: Backbone | None = None) -> Callable[[], None]:
+    """A function that does one step on the head's device, from random features or, with a backbone, images."""
+    device = next(head.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
+    labels = torch.randint(head.num_classes, (step.batch,), generator=generator, device=device)
+    modules = [head] if backbone is None else [head, backbone.module]
+    if backbone is None:
+        inputs = torch.randn(step.batch, head.in_features, generator=generator, device=device)
+        inputs.requires_grad_(step.mode == "train")
+    else:
+        shape = (step.batch, 3, backbone.image_size, backbone.image_size)
+        inputs = torch.randn(shape, generator=generator, device=device)
+    network: Callable[[Tensor], Tensor] = torch.nn.Identity() if backbone is None else backbone
+    run = _train if step.mode == "train" else _predict
 
-    return run
+    def once() -> None:
+        for module in modules:
+            module.train(step.mode == "train").zero_grad(set_to_none=True)
+        inputs.grad = None
+        run(head, step, lambda: network(inputs), labels, generator)
+        synchronize(device)
+
+    return once
+
+
+Features = Callable[[], Tensor]
+
+
+def _train(head: Head, step: Step, features: Features, labels: Tensor, generator: torch.Generator) -> None:
+    _loss(head, step, features(), labels, generator).backward()
+
+
+@torch.no_grad()
+def _predict(head: Head, step: Step, features: Features, labels: Tensor, generator: torch.Generator) -> None:
+    if step.way == "engine" or head.covariance is None:
+        head.predict(features(), num_samples=step.samples, generator=generator)
+        return
+    distribution, z, options = _sampled(head, step, features(), generator)
+    reference.mc_predict(distribution, z, order="samples", **options)
 
 
 def _loss(head: Head, step: Step, features: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     if step.way == "engine" or head.covariance is None:
         return head.loss(features, labels, num_samples=step.samples, generator=generator)
-    distribution = head.logit_distribution(features)
-    z = iid(step.batch, step.samples, distribution.size, generator=generator)
-    options = {"temperature": head.temperature(), "link": head.link}
+    distribution, z, options = _sampled(head, step, features, generator)
     return reference.mc_nll(distribution, z, Targets(ids=labels), order="samples", **options)
 
 
-def warm_up(name: str) -> None:
+def _sampled(head: Head, step: Step, features: Tensor, generator: torch.Generator) -> tuple[Any, Tensor, Any]:
+    """The distribution of the logits, independent normals, and what both evaluations of the paper's way take."""
+    distribution = head.logit_distribution(features)
+    z = iid(step.batch, step.samples, distribution.size, generator=generator, device=features.device)
+    return distribution, z, {"temperature": head.temperature(), "link": head.link}
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a device to finish: an accelerator goes on while Python does."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
+def warm_up(name: str, device: str = "cpu") -> None:
     """Small steps of a head, which start the libraries up: what they load and plan once is not the step's."""
-    head = HeadSize(8, 10, 2).build(name)
-    for way in WAYS:
-        step_of(head, Step(name, way, 2, 2))()
+    head = HeadSize(8, 10, 2).build(name, device)
+    for way, mode in itertools.product(WAYS, MODES):
+        step_of(head, Step(name, way, 2, 2, mode))()
 
 
-def seconds_of(run: Callable[[], object], repeats: int, limit: float) -> float:
-    """The median time of a step; one that takes longer than the limit (seconds) is run once, others warm up first."""
+def seconds_of(run: Callable[[], object], repeats: int, limit: float, device: str = "cpu") -> float:
+    """The median time of a step; one that takes longer than the limit (seconds) is run once, others warm up first.
+
+    On the CPU it is the time that the processor worked for this process: other processes do not count.
+    """
+    clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
     times = []
     for _ in range(repeats + 1):
-        begin = time.perf_counter()
+        begin = clock()
         run()
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
         if times[-1] > limit:
             return times[-1]
     return statistics.median(times[1:])
 
 
+def backbone_seconds(backbone: Backbone, batch: int, mode: Mode, device: str, repeats: int, limit: float) -> float:
+    """The median time of a backbone's part of a step: features, and in training all gradients."""
+    head = build_head("det", backbone.features, 1, device=device)  # one class costs nothing beside a backbone
+    return seconds_of(step_of(head, Step("det", "engine", batch, 1, mode), backbone), repeats, limit, device)
+
+
 def predicted_bytes(head: Head, step: Step, budget: int | None = None) -> int:
-    """The memory that a step should take beyond its parameters: gradients, and the working memory of its way.
+    """The memory that a step of a head should take beyond its parameters: gradients, and working memory of its way.
 
     The head may be on the meta device; the budget is that of the engine's blocks, None for its own default.
     """
+    logits = FLOAT * step.batch * head.num_classes
+    if step.mode == "eval":
+        if head.covariance is None:
+            return 2 * logits
+        # Without gradients the samples, their softmax and their entropies are there at a time.
+        return 3 * step.samples * logits if step.way == "paper" else 2 * logits + _blocks(head, step, budget)
     gradients = FLOAT * sum(parameter.numel() for parameter in head.parameters())
     if head.covariance is None:
-        return gradients + FLOAT * step.batch * head.num_classes
+        return gradients + logits
     if step.way == "paper":
         # HET-XL's W has a gradient from the mean and one from the noise, before they are added.
-        twice = 2 * FLOAT * head.num_classes * head.in_features if step.head == "het-xl" else 0
-        return gradients + max(twice, COPIES[step.head] * FLOAT * step.batch * step.samples * head.num_classes)
-    blocks = plan(
-        step.batch,
-        head.in_features,
-        head.num_classes,
-        head.covariance.noise_features,
-        head.covariance.size,
-        step.samples,
-        lift="product" if step.head == "het-xl" else "copy",
-        memory_budget=budget,
-    )
-    return gradients + blocks.bytes
+        twice = 2 * FLOAT * head.num_classes * head.in_features if head_entry(step.head).lift == "product" else 0
+        return gradients + max(twice, COPIES[step.head] * step.samples * logits)
+    return gradients + _blocks(head, step, budget)
 
 
-def peaks_of(size: HeadSize, steps: Sequence[Step], advance: Callable[[int], None] | None = None) -> list[int]:
-    """The peak memory of steps, beyond what is there before each; in a new process. Linux only.
+def _blocks(head: Head, step: Step, budget: int | None) -> int:
+    assert head.covariance is not None
+    sizes = (step.batch, head.in_features, head.num_classes, head.covariance.noise_features, head.covariance.size)
+    return plan(*sizes, step.samples, lift=head_entry(step.head).lift, memory_budget=budget).bytes
+
+
+def peaks_of(
+    size: HeadSize, steps: Sequence[Step], advance: Callable[[int], None] | None = None, device: str = "cpu"
+) -> list[int]:
+    """The peak memory of steps, beyond what is there before each; in a new process. On the CPU, Linux only.
 
     The steps of a head come one after the other, the smallest first; `advance` is called with how many are done.
     """
-    if not Path("/proc/self/clear_refs").exists():
+    if torch.device(device).type == "cpu" and not Path("/proc/self/clear_refs").exists():
         raise OSError("peaks of memory are read from /proc/self/clear_refs, which this system does not have: use Linux")
     peaks: list[int] = []
-    with Worker(functools.partial(_peaks, size)) as worker:
-        for _, group in itertools.groupby(steps, lambda step: step.head):
+    with Worker(functools.partial(_peaks, size, device)) as worker:
+        for _, group in itertools.groupby(steps, lambda step: (step.head, step.whole)):
             worker.submit(tuple(group))
             peaks += worker.result()
             if advance is not None:
@@ -138,30 +207,65 @@ def peaks_of(size: HeadSize, steps: Sequence[Step], advance: Callable[[int], Non
     return peaks
 
 
-def _peaks(size: HeadSize, steps: Sequence[Step]) -> list[int]:
+def _peaks(size: HeadSize, device: str, steps: Sequence[Step]) -> list[int]:
     """Those of one head's steps, in this process."""
     name, peaks = steps[0].head, []
-    warm_up(name)
-    head = size.build(name)
+    warm_up(name, device)
+    head, meter = size.build(name, device), meter_of(torch.device(device))
+    backbone = size.build_backbone(device) if steps[0].whole else None
+    if backbone is not None:  # what convolutions plan once is not the step's
+        step_of(head, replace(steps[0], batch=2), backbone)()
     for step in steps:
-        run = step_of(head, step)
+        run = step_of(head, step, backbone)
         head.zero_grad(set_to_none=True)
-        before = _reset_peak()
+        if backbone is not None:
+            backbone.module.zero_grad(set_to_none=True)
+        before = meter.reset()
         run()
-        peaks.append(max(0, _status("VmHWM") - before))
+        peaks.append(max(0, meter.peak() - before))
     return peaks
 
 
-def _reset_peak() -> int:
-    """Give freed memory back, set the high-water mark to what is left, and return that in bytes."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+class ProcessMeter:
+    """The peak of this process's memory, as Linux tells it."""
+
+    def reset(self) -> int:
+        """Give freed memory back, set the high-water mark to what is left, and return that in bytes."""
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        return self._status("VmRSS")
+
+    def peak(self) -> int:
+        """Return the high-water mark in bytes."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> int:
+        """A field of /proc/self/status in bytes."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return 1024 * int(line.split()[1])
+        raise OSError(f"/proc/self/status has no {name}")
 
 
-def _status(name: str) -> int:
-    """A field of /proc/self/status in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {name}")
+class DeviceMeter:
+    """The peak of an accelerator's memory, as torch's allocator for it tells."""
+
+    def __init__(self, device: torch.device, module: Any = None):
+        self.device, self.module = device, module or torch.get_device_module(device)
+
+    def reset(self) -> int:
+        """Give freed memory back, set the high-water mark to what is left, and return that in bytes."""
+        self.module.synchronize(self.device)
+        self.module.empty_cache()
+        self.module.reset_peak_memory_stats(self.device)
+        return self.module.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        """Return the high-water mark in bytes."""
+        self.module.synchronize(self.device)
+        return self.module.max_memory_allocated(self.device)
+
+
+def meter_of(device: torch.device) -> ProcessMeter | DeviceMeter:
+    """Return what measures the memory of a device."""
+    return ProcessMeter() if device.type == "cpu" else DeviceMeter(device)

@@ -2,7 +2,7 @@
 `data-scale` (Tables "Effect of data scaling") and `model-scale` (Table "Effect of model scaling")."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from hetxl._files import read_json
 from hetxl.profiling import count_parameters
 from hetxl_lab.studies import study
 from hetxl_lab.studies.charts import plot_lines
+from hetxl_lab.studies.own_data import opened
 from hetxl_lab.studies.profiles import LEARNED, Bench, Profile
 from hetxl_lab.studies.runs import StudyRun
-from hetxl_lab.studies.study import Lab, Line, PaperStudy, Summary, TableStudy
+from hetxl_lab.studies.study import Lab, Line, PaperStudy, Searched, Summary, TableStudy
 from hetxl_lab.studies.verdicts import against, agree, change, holds, lower_in, sign
+from hetxl_train.backbones import backbone_name
 from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.model import build_model
@@ -42,24 +44,13 @@ def method_line(method: str, bench: Bench, backbone: str) -> Line:
     return Line(method, head, bench, {**options, "backbone": backbone}, _group(bench, backbone))
 
 
-def tuned_line(bench: Bench, backbone: str, temperature: float) -> Line:
-    """HET with a fixed τ."""
-    options = {"backbone": backbone, "temperature": str(float(temperature))}
-    return Line(BEST, "het", bench, options, _group(bench, backbone))
+def tuned(bench: Bench, backbone: str, profile: Profile) -> Searched:
+    """HET with its best τ."""
+    return Searched(BEST, "het", bench, {"backbone": backbone}, _group(bench, backbone), (1.0, *profile.temperatures))
 
 
 def _group(bench: Bench, backbone: str) -> str:
     return f"{bench.name}, {backbone}"
-
-
-def best_temperature(lab: Lab, bench: Bench, backbone: str) -> float:
-    """Return τ*, that of the lowest validation NLL with the first seed."""
-    losses: dict[float, float] = {}
-    for temperature in (1.0, *lab.profile.temperatures):
-        result = lab.cache.result(tuned_line(bench, backbone, temperature).run(lab.seeds[0]))
-        if result is not None:
-            losses[temperature] = result["metrics"]["validation"]["nll"]
-    return min(losses, key=losses.__getitem__, default=1.0)
 
 
 class MainTable(PaperStudy):
@@ -76,21 +67,24 @@ class MainTable(PaperStudy):
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
         """All methods with all seeds, and HET with the other τ with the first."""
         lines = [method_line(method, *setting) for setting in settings(profile) for method in OPTIONS]
-        tuning = [tuned_line(*setting, value) for setting in settings(profile) for value in profile.temperatures]
-        return [*study.runs_of(tuning, seeds[:1]), *study.runs_of(lines, seeds)]
+        tuning = [run for setting in settings(profile) for run in tuned(*setting, profile).runs(seeds[0])]
+        return [*tuning, *study.runs_of(lines, seeds)]
 
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Train HET with its best τ; return lines by setting, and τ* of each."""
-        best = [(setting, best_temperature(lab, *setting)) for setting in settings(lab.profile)]
-        lab.run(study.runs_of([tuned_line(*setting, value) for setting, value in best], lab.seeds))
+        chosen = settings(lab.profile)
+        searches = [tuned(*setting, lab.profile) for setting in chosen]
+        best = [search.best(lab) for search in searches]
+        tuned_lines = [search.line(value) for search, value in zip(searches, best, strict=True)]
+        lab.run(study.runs_of(tuned_lines, lab.seeds))
         lines = [
-            tuned_line(*setting, value) if method == BEST else method_line(method, *setting)
-            for setting, value in best
+            line if method == BEST else method_line(method, *setting)
+            for setting, line in zip(chosen, tuned_lines, strict=True)
             for method in METHODS
         ]
         return {
             "lines": study.measured(lines, lab),
-            "temperatures": {_group(*setting): value for setting, value in best},
+            "temperatures": {_group(*setting): value for setting, value in zip(chosen, best, strict=True)},
             "settings": [
                 {"data": name, "backbones": list(backbones), "groups": [f"{name}, {b}" for b in backbones]}
                 for name, backbones in ((bench.name, bench.backbones) for bench in lab.profile.benches)
@@ -168,6 +162,21 @@ def matching_width(config: TrainConfig, target: int, spec: InputSpec, num_classe
     return min((low, high), key=lambda features: abs(size(features) - target))
 
 
+class SigmoidTable(MainTable):
+    """The same with the sigmoid link, where an example may have any number of labels."""
+
+    name = "main-sigmoid"
+    question = (
+        "With the sigmoid link an example may have any number of labels. Which of the five methods predicts best "
+        "there? The paper has both links, and does not say which of its models have which."
+    )
+
+    def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
+        """Return the profile with data of several labels in the place of the other."""
+        chosen = super().adapt(profile, {**options, "link": options.get("link") or "sigmoid"})
+        return dataclasses.replace(chosen, benches=chosen.sigmoid)
+
+
 class EqualParams(PaperStudy):
     """DET, DET with a wider last layer, and HET-XL."""
 
@@ -175,6 +184,10 @@ class EqualParams(PaperStudy):
     question = "HET-XL has more parameters than DET. Does DET gain as much from as many?"
     paper = ("section Equalize DET params with HET-XL",)
     claim = "HET-XL's gains cannot be attributed to its larger capacity"
+
+    def check(self, lab: Lab) -> None:
+        """Raise if the backbone's last layer has a fixed width."""
+        check_width(lab.profile.base)
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
         """DET and HET-XL; what they have in parameters is known afterwards."""
@@ -210,6 +223,16 @@ class EqualParams(PaperStudy):
             f"With {summary['widths'][1]} features instead of {summary['widths'][0]} DET has about as many "
             f"parameters as HET-XL, and its NLL is {change(gain)}. HET-XL's NLL compared with that of the wider DET is "
             f"{change(test)}. {holds(agree([sign(test)], -1), self.claim)}"
+        )
+
+
+def check_width(bench: Bench) -> None:
+    """Raise unless the width of a bench's backbone is an option."""
+    config = bench.config("det")
+    name = backbone_name(config, opened(config)[0].input)
+    if name not in ("mlp", "cnn"):
+        raise ValueError(
+            f"this study widens the backbone, and {name} has a fixed width; use --backbone mlp, or cnn for images"
         )
 
 
@@ -313,6 +336,10 @@ class ModelScale(TableStudy):
     title = "Effect of twice the width"
     columns = (study.NLL, study.PRECISION, study.PARAMETERS)
 
+    def check(self, lab: Lab) -> None:
+        """Raise if the backbone has a fixed width."""
+        check_width(lab.profile.base)
+
     def lines(self, profile: Profile) -> Sequence[Line]:
         """Both heads at both widths."""
         return [
@@ -337,4 +364,4 @@ class ModelScale(TableStudy):
         )
 
 
-STUDIES = (MainTable(), EqualParams(), DataScale(), ModelScale())
+STUDIES = (MainTable(), SigmoidTable(), EqualParams(), DataScale(), ModelScale())

@@ -3,14 +3,15 @@
 A profile says which data, how many steps and which sizes; a study says what is compared on them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hetxl._checks import one_of
 from hetxl._files import read_json
 from hetxl_lab.presets import PUBLISHED
+from hetxl_lab.studies.measure import HeadSize
 from hetxl_lab.studies.runs import PairBench, StudyRun
 from hetxl_train.config import TrainConfig
 from hetxl_train.presets import preset_for
@@ -31,6 +32,7 @@ class Bench:
     options: Mapping[str, Any] = field(default_factory=dict)  # beyond the preset of the data
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
     every: int = 5  # one in this many classes is held out of training, for studies of unknown classes
+    defaults: Mapping[str, Any] = field(default_factory=lambda: PUBLISHED)  # over those of `hetxl train`
 
     def config(self, head: str, *, backbone: str | None = None, scale: float = 1.0, **more: Any) -> TrainConfig:
         """The options of a run; `more` goes over all others, `scale` is of the number of steps."""
@@ -38,7 +40,7 @@ class Bench:
         one_of("backbone", chosen, self.backbones)
         steps = max(1, round(self.steps * scale))
         values: dict[str, Any] = {
-            **PUBLISHED,
+            **self.defaults,
             **preset_for(self.data),
             **FIXED,
             "steps": steps,
@@ -59,10 +61,9 @@ class Bench:
 class Sizes:
     """What time and memory of heads are measured at."""
 
-    features: int  # D
-    classes: int  # K
-    rank: int  # R
+    settings: Mapping[str, HeadSize]  # D, K, R and the backbone, by name
     batches: tuple[int, ...]  # B
+    whole_batch: int  # B of the memory of whole steps, with the backbone
     samples: tuple[int, ...]  # S
     repeats: int  # of the time of a step
     seconds: float  # a cell whose step is longer than this is timed once
@@ -74,8 +75,14 @@ class Profile:
     """One profile of all studies."""
 
     name: str
+    options: Mapping[str, Any]  # of all runs
     seeds: int  # how many by default
+    own_steps: int | None  # of runs on a user's own data, at most; None for as many as `hetxl train` takes
     benches: tuple[Bench, ...]  # of the comparison of methods; the first is that of the ablations
+    sigmoid: tuple[Bench, ...]  # of the same with any number of labels for each example
+    repeated: Bench  # little data, to be seen many times; its steps are one epoch
+    epochs: tuple[int, ...]  # how often it is seen
+    grid: tuple[float, ...]  # values of τ that are tried on it
     sampling: Bench  # of the study of the samples, with few classes so that 1,000 samples are affordable
     samples: tuple[int, ...]  # S that it compares
     pairs: PairBench
@@ -90,10 +97,27 @@ class Profile:
         """The data of the ablations."""
         return self.benches[0]
 
+    def changed(self, change: Callable[[Bench], Bench]) -> "Profile":
+        """Return the profile with all its benches changed."""
+        several = {name: tuple(map(change, getattr(self, name))) for name in _SEVERAL}
+        return replace(self, **several, **{name: change(getattr(self, name)) for name in _SINGLE})
+
+    def on(self, bench: Bench, epoch: int) -> "Profile":
+        """Return the profile with one bench in the place of all, whose epoch has the stated number of steps."""
+        several = dict.fromkeys(_SEVERAL, (bench,))
+        return replace(self, **several, sampling=bench, repeated=replace(bench, steps=epoch))
+
+
+_SEVERAL, _SINGLE = ("benches", "sigmoid", "few_shot"), ("sampling", "repeated")  # fields of a profile with benches
+
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with tuples for lists, which JSON has alone."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _sizes(settings: Mapping[str, Mapping[str, Any]], **values: Any) -> Sizes:
+    return Sizes(settings={name: HeadSize(**size) for name, size in settings.items()}, **values)
 
 
 def _profile(name: str, options: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]], **values: Any) -> Profile:
@@ -101,10 +125,10 @@ def _profile(name: str, options: Mapping[str, Any], data: Mapping[str, Mapping[s
     benches = {
         key: Bench(**{**bench, "options": {**options, **bench.get("options", {})}}) for key, bench in data.items()
     }
-    chosen = {use: tuple(benches[key] for key in values.pop(use)) for use in ("benches", "few_shot")}
-    sizes, pairs = Sizes(**_tuples(values.pop("sizes"))), PairBench(**values.pop("pairs"))
-    sampling = benches[values.pop("sampling")]
-    return Profile(name=name, sampling=sampling, sizes=sizes, pairs=pairs, **chosen, **_tuples(values))
+    chosen: dict[str, Any] = {use: tuple(benches[key] for key in values.pop(use)) for use in _SEVERAL}
+    chosen |= {use: benches[values.pop(use)] for use in _SINGLE}
+    sizes, pairs = _sizes(**_tuples(values.pop("sizes"))), PairBench(**values.pop("pairs"))
+    return Profile(name=name, options=options, sizes=sizes, pairs=pairs, **chosen, **_tuples(values))
 
 
 _FILE = read_json(Path(__file__).with_name("profiles.json"))

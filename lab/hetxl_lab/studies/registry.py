@@ -1,7 +1,7 @@
 """All studies by name, with the options of their commands: a new one is one entry. Studies are imported on use."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hetxl._checks import one_of
@@ -45,6 +45,17 @@ class Entry:
         return {option.name: option.default for option in self.options} | chosen
 
 
+_DATA = Option("data", str, None, "Your data, as for hetxl train [that of the page].", positional=True)
+_SHARED = (
+    Option("backbone", str, None, "As for hetxl train, several with commas between [those of the page]."),
+    Option("link", str, None, "softmax or sigmoid [by the labels]."),
+    Option("steps", int, None, "Steps of a run [as hetxl train; quick 100 at most].", minimum=1),
+    Option("config", str, None, "TOML file of other options of hetxl train."),
+)
+_OWN = (_DATA, *_SHARED)
+"""What all studies of runs take: data, backbone and link of the user's; see `hetxl_lab.studies.own_data`."""
+
+
 def _pairs(name: str, title: str, paper: str, quick: float, full: float) -> Entry:
     data = Option("data", str, None, "As for hetxl contrastive train [icons].", positional=True)
     return Entry(name, title, paper, quick, full, "pairs", (data,), "1,2,3,4,5; quick 2", "runs/study-contrastive/runs")
@@ -59,40 +70,85 @@ _DEFAULTS_OPTIONS = (
     Option("heads", str, None, "Which take part, as for hetxl compare."),
     Option("equal_time", bool, True, "Also train DET for as long as HET-XL takes."),
 )
+_STRANGERS_OPTIONS = (
+    Option("settings", str, None, "Which, with commas between, as in digits,wine [all]."),
+    Option("ablations", bool, True, "Also search the grid, and take the parts of the defaults away."),
+)
 _RECOVERY_OPTIONS = (
     Option("data", str, "synthetic", "synthetic, with options as in synthetic:noise=2.", positional=True),
     Option("data_seed", int, 0, "Seed of the true model and the data.", minimum=0),
 )
+_LEARN_OPTIONS = (*_OWN, Option("grid", bool, False, "Compare with a grid search of τ, as the paper, not with τ = 1."))
+_EPOCHS_OPTIONS = (*_OWN, Option("epochs", str, None, "How often the data is seen, as in 1,7,90 [those of the page]."))
+_FEW_SHOT_OPTIONS = (
+    Option("run", str, None, "A run or comparison whose features are taken; without it DATA is trained on.", True),
+    Option("data", str, None, "Labelled data, any classes.", positional=True),
+    *_SHARED,
+)
+_COST_OPTIONS = (Option("device", str, "cpu", "cpu, cuda, …"),)
 _LEVERS_OPTIONS = (
     Option("data", str, "pycode", "As for hetxl train.", positional=True),
     Option("levers", str, None, "Which, with commas between, as in rank,samples [all]."),
 )
+_FLIPPED = Option("rate", int, 10, "Share of the labels that are flipped, in percent.", minimum=1)
+_MORE_FLIPPED = replace(_FLIPPED, default=30)
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 45, "methods"),
-        Entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 18, "methods"),
-        Entry("model-scale", "Wider models", "Table “Effect of model scaling”", 0.5, 7, "methods"),
-        Entry("learn-tau", "Learning τ", "Tables “Ablation on the effect of learning τ”", 1, 30, "temperature"),
-        Entry("tau-dynamics", "The path of τ", "Figure and table “τ dynamics”", 0.5, 4, "temperature"),
-        Entry("tau-range", "Start and range of τ", "Tables “Sensitivity to τ”", 0.5, 19, "temperature"),
-        Entry("samples", "How many samples", "Tables “MC samples” and “Training time”", 1, 14, "costs"),
-        Entry("sharing", "Sharing W", "Tables “Effect of sharing W” and “Sensitivity to M”", 1, 9, "covariance"),
-        Entry("alignment", "Do W and the noise align?", "Table “Smallest principal angle”", 0.5, 3, "covariance"),
-        Entry("residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 10, "covariance"),
-        Entry("latency", "Time of a step", "Figures of latency", 0.5, 9, "costs"),
-        Entry("memory", "Memory of a step", "Figures of memory", 0.5, 3, "costs"),
+        Entry("main", "Five methods compared", "Table “Method comparison on 3 datasets”", 2, 45, "methods", _OWN),
+        Entry(
+            "main-sigmoid",
+            "Five methods compared, any number of labels",
+            "Table “Method comparison on 3 datasets”, for the sigmoid link",
+            2,
+            2,
+            "methods",
+            _OWN,
+        ),
+        Entry("data-scale", "More training", "Tables “Effect of data scaling”", 1, 18, "methods", _OWN),
+        Entry("model-scale", "Wider models", "Table “Effect of model scaling”", 0.5, 7, "methods", _OWN),
+        Entry(
+            "learn-tau",
+            "Learning τ",
+            "Tables “Ablation on the effect of learning τ”",
+            1,
+            30,
+            "temperature",
+            _LEARN_OPTIONS,
+        ),
+        Entry(
+            "tau-epochs",
+            "Learning τ on data seen once and many times",
+            "Table “Learning τ for 7 and 90 epochs”",
+            1,
+            2,
+            "temperature",
+            _EPOCHS_OPTIONS,
+        ),
+        Entry("tau-dynamics", "The path of τ", "Figure and table “τ dynamics”", 0.5, 4, "temperature", _OWN),
+        Entry("tau-range", "Start and range of τ", "Tables “Sensitivity to τ”", 0.5, 19, "temperature", _OWN),
+        Entry("samples", "How many samples", "Tables “MC samples” and “Training time”", 1, 14, "costs", _OWN),
+        Entry("sharing", "Sharing W", "Tables “Effect of sharing W” and “Sensitivity to M”", 1, 9, "covariance", _OWN),
+        Entry("alignment", "Do W and the noise align?", "Table “Smallest principal angle”", 0.5, 3, "covariance", _OWN),
+        Entry(
+            "residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 10, "covariance", _OWN
+        ),
+        Entry("latency", "Time of a step", "Figures of latency", 1, 30, "costs", _COST_OPTIONS),
+        Entry("memory", "Memory of a step", "Figures of memory", 1, 12, "costs", _COST_OPTIONS),
         Entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
-        Entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 6, "few_shot"),
-        Entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 5, "methods"),
+        Entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 6, "few_shot", _FEW_SHOT_OPTIONS),
+        Entry("equal-params", "DET with as many parameters", "Section “Equalize DET params”", 0.5, 5, "methods", _OWN),
         Entry("tau", "Ways to choose τ", "Tables “Methods to tune τ”", 1, 35, "tau", _TAU_OPTIONS, "3"),
         _pairs("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25),
         _pairs("normalisation", "When to normalise embeddings", "Table “Placements of the normalization”", 1, 15),
         _pairs("test-noise", "Noise at test time", "Section “Deterministic versus stochastic … at test time”", 1, 12),
         Entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 180, "defaults", _DEFAULTS_OPTIONS, "5"),
+        Entry("strangers", "The defaults on a stranger's data", "–", 3, 150, "strangers", _STRANGERS_OPTIONS),
         Entry("recovery", "How near to the true model", "–", 1, 10, "recovery", _RECOVERY_OPTIONS, "3"),
         Entry("levers", "What each default is worth", "–", None, 80, "ablations", _LEVERS_OPTIONS, "3"),
+        Entry("audit", "Finding wrong labels", "–", 1, 12, "label_audit", (_FLIPPED,), "3"),
+        Entry("noise-only", "Noise for a trained classifier", "–", 1, 5, "noise_only", (_MORE_FLIPPED,), "3"),
     )
 }
 """In the order of lists: the paper's, then our own."""

@@ -46,7 +46,7 @@ def run_study(
     """
     study, entry = load_study(name), ENTRIES[name]
     one_of("profile", profile, PROFILES)
-    chosen = entry.with_defaults(dict(options or {}))
+    chosen = study.normalised(entry.with_defaults(dict(options or {})))
     adapted = study.adapt(PROFILES[profile], chosen)
     seeds = study.seeds(adapted) if seeds is None else tuple(seeds)
     if not seeds or len(set(seeds)) < len(seeds):

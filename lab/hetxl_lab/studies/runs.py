@@ -17,22 +17,24 @@ from typing import Any
 
 from hetxl._checks import one_of
 from hetxl._files import read_json, write_json
-from hetxl.registry import HEAD_LABELS
+from hetxl.registry import HEAD_LABELS, METRIC_NAMES
 from hetxl_lab.studies.class_subsets import apply_view, check_view
 from hetxl_train.config import ContrastiveConfig, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset
 from hetxl_train.data.open import open_data
 from hetxl_train.formatting import rough_duration
-from hetxl_train.process_pool import check_jobs, default_jobs
+from hetxl_train.process_pool import check_jobs
 from hetxl_train.rescale import rescale
-from hetxl_train.runner import PlannedRun, cached_dataset, data_source, fitting_jobs, result_line, run_each
+from hetxl_train.runner import PlannedRun, cached_dataset, data_source, fitting_jobs, jobs_for, result_line, run_each
 from hetxl_train.runs import NOT_PART_OF_THE_RUN, check_same
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 
 DIVERGED = "diverged.json"  # what a run leaves whose loss did not stay finite: that is a result, too
 CACHE = Path("runs") / "studies" / "cache"  # of the runs of all studies but those on pairs
+FORMER = {"noise_scale": 1.0, "flip_rate": 0.0}
+"""Defaults that options had before they could be left open, which published runs have: their names stay."""
 RESCALED = "rescaled"  # directory below that of a run, of the same head rescaled to the validation split
 
 
@@ -51,10 +53,12 @@ class StudyRun:
     @property
     def key(self) -> str:
         """A name made of the options that differ from their defaults, so that a new option changes no name."""
+        published = all(getattr(self.config, name) == value for name, value in FORMER.items())
+        left_out = {*NOT_PART_OF_THE_RUN, *(FORMER if published else ())}
         options = {
             field.name: getattr(self.config, field.name)
             for field in dataclasses.fields(self.config)
-            if field.name not in NOT_PART_OF_THE_RUN and getattr(self.config, field.name) != field.default
+            if field.name not in left_out and getattr(self.config, field.name) != field.default
         }
         blind = {"blind": True} if self.blind else {}
         text = json.dumps({**options, **blind, "view": self.view}, sort_keys=True)
@@ -209,8 +213,8 @@ def run_missing(
 ) -> float:
     """Train what the cache does not have, each run once; return the seconds it took. A study that was stopped resumes.
 
-    `jobs` run at a time, one thread each, or fewer if memory has no room for so many; None for one a core, 1 for this
-    process alone.
+    `jobs` run at a time, one thread each, or fewer if memory is short; None for one a core, or one
+    an accelerator, 1 for this process alone.
     """
     check_jobs(jobs)
     console = console or Console()
@@ -219,7 +223,8 @@ def run_missing(
     left = [run for run in distinct.values() if not cache.done(run)]
     if distinct:
         console.say(f"{len(distinct)} runs, {len(distinct) - len(left)} of them done before; in {cache.root}")
-    jobs = _with_room(left, jobs or default_jobs(), console)
+    if left:
+        jobs = _with_room(left, jobs_for(len(left), None, jobs, left[0].config.device), console)
     run_each(functools.partial(run_single, cache=cache), left, jobs=jobs, console=console)
     return time.perf_counter() - begin
 
@@ -266,13 +271,10 @@ def _train(run: AnyRun, directory: Path) -> None:
         rescale(trained, directory / RESCALED, dataset, quiet)
 
 
-METRICS = ("nll", "precision@1", "precision@5", "calibration_error", "brier")
-
-
 def over_seeds(results: Iterable[Mapping[str, Any]], split: str = "test") -> dict[str, Any]:
     """Return the metrics of runs that differ in their seeds, as in result.json, as lists in the order of the seeds."""
     runs = sorted(results, key=lambda run: run["seed"])
-    values: dict[str, Any] = {name: [run["metrics"][split][name] for run in runs] for name in METRICS}
+    values: dict[str, Any] = {name: [run["metrics"][split][name] for run in runs] for name in METRIC_NAMES}
     values["validation_nll"] = [run["metrics"]["validation"]["nll"] for run in runs]
     values["train_seconds"] = [run["train_seconds"] for run in runs]
     values["steps"] = runs[0]["steps"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hetxl_lab.studies.charts import plot_dots
+from hetxl_lab.studies.own_data import adapted
 from hetxl_lab.studies.paper import paper_table
 from hetxl_lab.studies.profiles import Bench, Profile
 from hetxl_lab.studies.registry import ENTRIES, Entry
@@ -99,9 +100,13 @@ class Study(ABC):
         """Return the directory of its runs by default."""
         return CACHE
 
+    def normalised(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options as the study reads them."""
+        return dict(options)
+
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile as the options change it."""
-        return profile
+        """Return the profile as the options change it: data, backbone and link of the user's, where it has them."""
+        return adapted(profile, options) if "backbone" in options else profile
 
     def check(self, lab: Lab) -> None:  # noqa: B027 - most studies have no options
         """Raise if options are wrong, before anything is trained or written."""
@@ -185,6 +190,35 @@ class Line:
     def run(self, seed: int) -> StudyRun:
         """Return its run with a seed."""
         return self.bench.run(self.head, seed, **self.options)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A line whose τ is the best of a grid: that of the lowest validation NLL with the first seed."""
+
+    label: str
+    head: str
+    bench: Bench
+    options: Mapping[str, Any]
+    group: str | None
+    grid: tuple[float, ...]
+
+    def line(self, temperature: float) -> Line:
+        """Return the line with a fixed τ."""
+        options = {**self.options, "temperature": str(float(temperature))}
+        return Line(self.label, self.head, self.bench, options, self.group)
+
+    def runs(self, seed: int) -> list[StudyRun]:
+        """Return the runs of the search."""
+        return [self.line(temperature).run(seed) for temperature in self.grid]
+
+    def best(self, lab: Lab) -> float:
+        """Return the best τ; 1 if no run of the search kept a finite loss."""
+        results = {value: lab.cache.result(self.line(value).run(lab.seeds[0])) for value in self.grid}
+        losses = {
+            value: result["metrics"]["validation"]["nll"] for value, result in results.items() if result is not None
+        }
+        return min(losses, key=losses.__getitem__, default=1.0)
 
 
 def runs_of(lines: Sequence[Line], seeds: Sequence[int]) -> list[StudyRun]:

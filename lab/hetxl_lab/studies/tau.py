@@ -243,7 +243,7 @@ class _OneSetting:
         singles = {(seed, label): trial for seed in self.seeds for label, trial in self._singles(seed).items()}
         grids = {seed: self._grid(seed) for seed in self.seeds} if self.setting.searches else {}
         trials = [*singles.values(), *(trial for trials in grids.values() for trial in trials)]
-        with TrialPool(self.directory / "logs") as workers:
+        with TrialPool(self.directory / "logs", device=self.config.device) as workers:
             if not all(trial.finished for trial in trials):
                 needed = workers.measure(trials[0]) if jobs != 1 else None
                 workers.jobs = jobs_for(len(trials), needed, jobs, self.config.device)

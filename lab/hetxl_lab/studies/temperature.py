@@ -1,110 +1,192 @@
-"""`hetxl study learn-tau` (Tables "Ablation on the effect of learning τ"), `tau-dynamics` (Figure and Table "τ
-dynamics") and `tau-range` (Tables "Sensitivity to τ")."""
+"""`hetxl study learn-tau` and `tau-epochs` (Tables "Ablation on the effect of learning τ" and "7 and 90 epochs"),
+`tau-dynamics` (Figure and Table "τ dynamics") and `tau-range` (Tables "Sensitivity to τ")."""
 
-from collections.abc import Sequence
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetxl_lab.studies import study
 from hetxl_lab.studies.charts import plot_lines
-from hetxl_lab.studies.profiles import FIXED, LEARNED, Profile
+from hetxl_lab.studies.profiles import LEARNED, Bench, Profile
 from hetxl_lab.studies.runs import StudyRun
-from hetxl_lab.studies.study import Lab, Line, PaperStudy, Summary, TableStudy
+from hetxl_lab.studies.study import Lab, Line, PaperStudy, Searched, Summary, TableStudy
 from hetxl_lab.studies.verdicts import against, agree, change, holds, insensitive, sign, within
 from hetxl_train.report.statistics import PairedTest
 from hetxl_train.report.tables import Row, Table
 from hetxl_train.runs import read_log
 
 HEADS = {"DET": "det", "HET": "het", "HET-XL": "het-xl"}
-SHORT = 0.25  # of the steps, in the short training
 
 
-def _label(head: str, learned: bool) -> str:
-    return f"{head}, learned τ" if learned else f"{head}, τ = 1"
+LEARNED_TAU = "learned τ"
 
 
-class LearnTau(TableStudy):
-    """Three heads with τ = 1 and learned, and HET-XL in a shorter training."""
+def other(grid: Sequence[float]) -> str:
+    """What a learned τ is compared with."""
+    return "τ = 1" if tuple(grid) == (1.0,) else "τ by grid search"
 
-    name = "learn-tau"
-    question = "What is it worth to learn τ with the weights, for each head, and does it depend on how long one trains?"
-    paper = ("tab:temp_ablation", "tab:7_90_epoch_learn_tau")
-    claim = (
-        "learning τ helps all methods in large-scale settings, explains only part of HET-XL's gains, and helps more "
-        "the shorter the training is"
-    )
-    title = "Learning τ"
+
+def _setting(head: str, bench: Bench, scale: float, group: str, grid: Sequence[float]) -> Searched:
+    """A head whose τ is searched for among values, and may be learned instead."""
+    return Searched(f"{head}, {other(grid)}", HEADS[head], bench, {"scale": scale}, group, tuple(grid))
+
+
+def _learned(setting: Searched) -> Line:
+    """The same with a learned τ."""
+    label, options = f"{setting.label.partition(', ')[0]}, {LEARNED_TAU}", {**setting.options, **LEARNED}
+    return Line(label, setting.head, setting.bench, options, setting.group)
+
+
+class SearchStudy(TableStudy):
+    """A study that compares a learned τ with the best of a grid, as found on validation data with the first seed."""
+
+    @abstractmethod
+    def settings(self, profile: Profile) -> Sequence[Searched]:
+        """Return what is compared."""
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """All heads on all data, then the short training."""
-        settings = [(bench, head, bench.name, 1.0) for bench in profile.benches for head in HEADS]
-        settings.append((profile.base, "HET-XL", _short_of(profile.base.name), SHORT))
-        return [
-            Line(_label(head, learned), HEADS[head], bench, {**options, "scale": scale}, group)
-            for bench, head, group, scale in settings
-            for learned, options in ((False, FIXED), (True, LEARNED))
-        ]
+        """Return those with a learned τ."""
+        return [_learned(setting) for setting in self.settings(profile)]
+
+    def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
+        """Return the searches, and the runs that learn τ."""
+        searches = [run for setting in self.settings(profile) for run in setting.runs(seeds[0])]
+        return [*searches, *super().runs(profile, seeds)]
+
+    def measure(self, lab: Lab) -> dict[str, Any]:
+        """Train with the best τ of each search; return all lines, and what the searches found."""
+        settings = self.settings(lab.profile)
+        best = [(setting, setting.best(lab)) for setting in settings]
+        lab.run(study.runs_of([setting.line(value) for setting, value in best], lab.seeds))
+        lines = [line for setting, value in best for line in (setting.line(value), _learned(setting))]
+        return {
+            "lines": study.measured(lines, lab),
+            "best": [{"label": s.label, "group": s.group, "temperature": value} for s, value in best],
+            "grid": sorted({value for setting in settings for value in setting.grid}),
+        }
+
+
+def _worth(summary: Summary, head: str, group: str) -> PairedTest | None:
+    """The NLL of a head with a learned τ less that of the best of the grid."""
+    return study.less(summary, (f"{head}, {LEARNED_TAU}", group), (f"{head}, {other(summary['grid'])}", group))
+
+
+def _grid_note(summary: Summary) -> str:
+    values = ", ".join(f"{value:g}" for value in summary["grid"])
+    if summary["grid"] == [1.0]:
+        return "compared with τ = 1 in the place of the paper's grid search, which `--grid` does"
+    return f"the grid is {values}; the best is that of the lowest validation NLL with the first seed"
+
+
+class LearnTau(SearchStudy):
+    """Three heads with τ = 1, or by grid search, and learned."""
+
+    name = "learn-tau"
+    question = "What is it worth to learn τ with the weights, for each head?"
+    paper = ("tab:temp_ablation",)
+    claim = "learning τ helps all methods in large-scale settings, and explains only part of HET-XL's gains"
+    title = "Learning τ"
+
+    def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
+        """Return the profile with a grid of τ where it is asked for, and τ = 1 alone otherwise."""
+        profile = super().adapt(profile, options)
+        return profile if options.get("grid") else dataclasses.replace(profile, temperatures=())
+
+    def settings(self, profile: Profile) -> Sequence[Searched]:
+        """All heads on all data."""
+        grid = (1.0, *profile.temperatures)
+        return [_setting(head, bench, 1.0, bench.name, grid) for bench in profile.benches for head in HEADS]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's two: heads by data, and short against long."""
-        names = _data(summary)
-        labels = [_label(head, learned) for head in HEADS for learned in (False, True)]
+        """As the paper's: heads by data."""
+        labels = [f"{head}, {how}" for head in HEADS for how in (other(summary["grid"]), LEARNED_TAU)]
         kinds = (study.NLL, study.PRECISION, study.LEARNED_TAU)
-        columns, rows = study.side_by_side(summary, labels, {name: name for name in names}, kinds)
-        short = [
-            Row(label, study.cells_of(study.values_of(summary, label, group), (study.NLL, study.PRECISION)), title)
-            for group, title in ((names[0], "all steps"), (_short_of(names[0]), "a quarter of them"))
-            for label in (_label("HET-XL", False), _label("HET-XL", True))
-        ]
-        return [
-            Table(self.title, columns, rows),
-            Table("Short against long training", (study.NLL, study.PRECISION), short, f"HET-XL on {names[0]}"),
-        ]
+        columns, rows = study.side_by_side(summary, labels, {name: name for name in _groups(summary)}, kinds)
+        return [Table(self.title, columns, rows, _grid_note(summary))]
 
     def conclusion(self, summary: Summary) -> str:
-        """What learning is worth to each head, and in a short training."""
-        names = _data(summary)
-
-        def worth(head: str, group: str):
-            return study.less(summary, (_label(head, True), group), (_label(head, False), group))
-
-        counts = []
-        signs: list[int | None] = []
+        """What learning is worth to each head, and HET-XL against DET with τ learned for both."""
+        names = _groups(summary)
+        counts, signs = [], []
         for head in HEADS:
-            tests = [worth(head, name) for name in names]
+            tests = [_worth(summary, head, name) for name in names]
             signs += [sign(test) for test in tests]
             gained = sum(test is not None and test.difference < 0 for test in tests)
             counts.append(f"{head} on {gained} of {len(names)}")
-        long, short = worth("HET-XL", names[0]), worth("HET-XL", _short_of(names[0]))
         verdict = False if 1 in signs else True if -1 in signs else None
-        heads = [study.less(summary, (_label("HET-XL", True), name), (_label("DET", True), name)) for name in names]
+        both = (f"HET-XL, {LEARNED_TAU}", f"DET, {LEARNED_TAU}")
+        heads = [study.less(summary, (both[0], name), (both[1], name)) for name in names]
         changes = ", ".join(f"{change(test)} on {name}" for test, name in zip(heads, names, strict=True))
         return (
-            f"Learning τ lowers the NLL of {', '.join(counts)} datasets. "
+            f"Compared with {other(summary['grid'])}, learning it lowers the NLL of {', '.join(counts)} datasets. "
             f"{holds(verdict, 'learning τ helps all methods')} "
             f"With τ learned for both, HET-XL's NLL compared with DET's is {changes}. "
-            f"{holds(agree([sign(test) for test in heads], -1), 'learning τ explains only part of its gains')} "
-            f"On {names[0]} HET-XL's NLL with a learned τ is {change(long)}, and after a quarter of the steps "
-            f"{change(short)}: {_compared(long, short)}."
+            f"{holds(agree([sign(test) for test in heads], -1), 'learning τ explains only part of its gains')}"
         )
 
 
-def _compared(long: PairedTest | None, short: PairedTest | None) -> str:
-    """What learning τ gains in a short training, beside what it gains in a long one."""
-    if long is None or short is None:
-        return "whether the gain is larger in the shorter training is not known"
-    if min(long.difference, short.difference) >= 0:
-        return "no gain in either"
-    return f"the gain is {'larger' if short.difference < long.difference else 'not larger'} in the shorter training"
+def _groups(summary: Summary) -> list[str]:
+    return list(dict.fromkeys(line["group"] for line in summary["lines"]))
 
 
-def _short_of(name: str) -> str:
-    return f"{name}, short"
+class TauEpochs(SearchStudy):
+    """HET-XL with τ by grid search and learned, on data that is seen once and many times."""
+
+    name = "tau-epochs"
+    question = (
+        "A learned τ follows the training loss. Does it help where every example is seen once or a few times, and no "
+        "longer where the same data is seen many times and can be learned by heart?"
+    )
+    paper = ("tab:7_90_epoch_learn_tau",)
+    claim = "the gain of learning τ over a grid search shrinks with the number of epochs"
+    title = "Learning τ, by epochs"
+    columns = (study.NLL, study.PRECISION, study.LEARNED_TAU)
+
+    def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
+        """Return the profile with the epochs that were asked for."""
+        profile = super().adapt(profile, options)
+        if options.get("epochs") is None:
+            return profile
+        numbers = options["epochs"].split(",")
+        if not all(number.strip().isdigit() and int(number) for number in numbers) or len(set(numbers)) < 2:
+            raise ValueError(f"--epochs must be at least two different whole numbers, found {options['epochs']!r}")
+        return dataclasses.replace(profile, epochs=tuple(sorted(int(number) for number in numbers)))
+
+    def settings(self, profile: Profile) -> Sequence[Searched]:
+        """HET-XL after every number of epochs."""
+        return [
+            _setting("HET-XL", profile.repeated, float(epochs), _epochs(epochs), profile.grid)
+            for epochs in profile.epochs
+        ]
+
+    def tables(self, summary: Summary) -> Sequence[Table]:
+        """As the paper's."""
+        (table,) = super().tables(summary)
+        steps = [str((line["values"] or {}).get("steps")) for line in summary["lines"][::2]]
+        note = f"HET-XL on {summary['lines'][0]['data']}, {', '.join(steps)} steps; {_grid_note(summary)}"
+        return [dataclasses.replace(table, note=note)]
+
+    def conclusion(self, summary: Summary) -> str:
+        """The gain of learning τ for the fewest epochs and the most."""
+        groups = _groups(summary)
+        tests = [_worth(summary, "HET-XL", group) for group in groups]
+        parts = ", ".join(f"{change(test)} after {group}" for test, group in zip(tests, groups, strict=True))
+        few, many = tests[0], tests[-1]
+        verdict = None
+        if few is not None and many is not None and (sign(few) or sign(many)):
+            verdict = few.difference < many.difference
+        ends = [study.values_of(summary, f"HET-XL, {LEARNED_TAU}", group) for group in groups]
+        taus = ", ".join("–" if v is None else f"{sum(v['temperature']) / len(v['temperature']):.2f}" for v in ends)
+        return (
+            f"With a learned τ, compared with the best of a grid, HET-XL's NLL is {parts}. τ ends at {taus}. "
+            f"{holds(verdict, self.claim)}"
+        )
 
 
-def _data(summary: Summary) -> list[str]:
-    groups = dict.fromkeys(line["group"] for line in summary["lines"])
-    return [group for group in groups if not group.endswith(", short")]
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' if number > 1 else ''}"
 
 
 MOVING, FIXED_LABEL = LABELS = ("HET-XL", "HET-XL, τ fixed at its final value")
@@ -257,4 +339,4 @@ class TemperatureRange(TableStudy):
         )
 
 
-STUDIES = (LearnTau(), TemperaturePath(), TemperatureRange())
+STUDIES = (LearnTau(), TauEpochs(), TemperaturePath(), TemperatureRange())

@@ -5,6 +5,7 @@ import torch
 
 from hetxl_lab.studies.costs import OUT, fitting, lower_share, ratios, steps_of
 from hetxl_lab.studies.measure import (
+    DeviceMeter,
     HeadSize,
     Step,
     peaks_of,
@@ -21,10 +22,22 @@ SIZE = HeadSize(16, 40, 3)
 
 @pytest.mark.parametrize("name", ["det", "het", "het-h", "het-xl"])
 @pytest.mark.parametrize("way", ["engine", "paper"])
-def test_a_step_leaves_gradients(name, way):
+def test_a_training_step_leaves_gradients_and_a_prediction_none(name, way):
     head = SIZE.build(name)
     step_of(head, Step(name, way, 4, 5))()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in head.parameters())
+    step_of(head, Step(name, way, 4, 5, "eval"))()
+    assert all(parameter.grad is None for parameter in head.parameters())
+    assert not head.training
+
+
+def test_a_whole_step_goes_through_the_backbone():
+    size = HeadSize(64, 10, 2, "timm:test_vit")
+    head, backbone = size.build("het-xl"), size.build_backbone()
+    step_of(head, Step("het-xl", "engine", 2, 3, whole=True), backbone)()
+    assert all(parameter.grad is not None for parameter in backbone.module.parameters())
+    step_of(head, Step("het-xl", "engine", 2, 3, "eval", True), backbone)()
+    assert all(parameter.grad is None for parameter in backbone.module.parameters())
 
 
 def test_both_ways_have_the_same_expectation():
@@ -72,6 +85,8 @@ def test_predictions_of_memory():
     assert few == gradients + 2 * 4 * 64 * 5000 < small
     # Ours has a budget for its blocks.
     assert predicted_bytes(head, Step("het-xl", "engine", 8, 1000), budget=2**24) <= gradients + 2**24
+    # A prediction has no gradients, and the samples less often.
+    assert predicted_bytes(head, Step("het-xl", "paper", 8, 1000, "eval")) < large - gradients
     det = HeadSize(64, 5000, 10).build("det", device="meta")
     assert predicted_bytes(det, Step("det", "engine", 8, 1)) == 4 * (64 * 5000 + 5000) + 4 * 8 * 5000
 
@@ -89,6 +104,10 @@ def test_peaks_are_near_their_predictions():
 LATENCY = load_study("latency")
 
 SIZES = {"D": 8, "K": 30, "R": 2, "batches": [1, 8], "samples": [1, 10, 100], "budget": 2**30}
+WHOLE = {
+    "backbone": {mode: {"1": 100.0, "8": 300.0} for mode in ("train", "eval")},
+    "whole": {"train": 202.0, "eval": 404.0},
+}
 
 
 def grid(per_sample, shift=0.0):
@@ -100,23 +119,37 @@ def grid(per_sample, shift=0.0):
 
 def latency_summary(xl):
     det = {"engine": {"B=1,S=1": 0.5, "B=8,S=1": 0.6}}
-    return {"milliseconds": {"DET": det, "HET": grid(0.1), "HET-H": grid(0.1), "HET-XL": xl}, "sizes": SIZES}
+    heads = {"DET": det, "HET": grid(0.1), "HET-H": grid(0.1), "HET-XL": xl}
+    setting = {"milliseconds": {"train": heads, "eval": copy.deepcopy(heads)}, "sizes": SIZES, **WHOLE}
+    return {"settings": {"s": setting}, "device": "a CPU"}
 
 
 def test_latency_study_times_every_cell(studied):
     text, summary = studied("latency")
-    sizes = PROFILES["miniature"].sizes
-    cells = summary["milliseconds"]["HET-XL"]["engine"]
-    assert len(cells) == len(sizes.batches) * len(sizes.samples)
-    assert all(value > 0 for value in cells.values())
-    assert len(summary["milliseconds"]["DET"]["engine"]) == len(sizes.batches)
-    assert summary["milliseconds"]["HET"]["paper"]["B=4,S=200"] is None
+    sizes, setting = PROFILES["miniature"].sizes, summary["settings"]["small"]
+    for mode in ("train", "eval"):
+        heads = setting["milliseconds"][mode]
+        cells = heads["HET-XL"]["engine"]
+        assert len(cells) == len(sizes.batches) * len(sizes.samples)
+        assert all(value > 0 for value in cells.values())
+        assert len(heads["DET"]["engine"]) == len(sizes.batches)
+        assert heads["HET"]["paper"]["B=4,S=200"] is None
+        assert all(value > 0 for value in setting["backbone"][mode].values())
     assert OUT in text
+    assert "With the backbone" in text
+
+
+def test_a_device_that_is_absent_is_refused(studied, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    for name in ("latency", "memory"):
+        with pytest.raises(ValueError, match="device 'cuda' is not available"):
+            studied.run(name, tmp_path, options={"device": "cuda"})
 
 
 def test_det_has_one_step_for_all_samples():
     sizes = PROFILES["full"].sizes
-    assert len(steps_of("HET", "paper", sizes)) == 12
+    assert len(steps_of("HET", "paper", sizes)) == len(sizes.batches) * len(sizes.samples)
     assert {step.samples for step in steps_of("DET", "engine", sizes)} == {1}
 
 
@@ -128,7 +161,7 @@ def test_latency_the_conclusion_follows_the_numbers(xl, word):
 
 
 def test_ratios_are_of_cells_that_both_have():
-    values = latency_summary(grid(1.0))["milliseconds"]
+    values = latency_summary(grid(1.0))["settings"]["s"]["milliseconds"]["train"]
     values["HET-XL"]["paper"]["B=8,S=100"] = None
     assert ratios(values, SIZES, "paper")[1][0] == 10
     for count in (10, 100):
@@ -141,13 +174,16 @@ def test_ratios_are_of_cells_that_both_have():
 
 
 def test_det_has_one_time_for_all_samples():
-    (table,) = LATENCY.tables(latency_summary(grid(1.0)))
+    table, *_, whole = LATENCY.tables(latency_summary(grid(1.0)))
     assert [row.cells[0] for row in table.rows] == [0.5] * 3 + [0.6] * 3
+    first = whole.rows[0]  # B = 1, S = 1
+    assert (first.label, first.cells) == ("training, B = 1, S = 1", [100.0, 100.5, 101.1, 101.1, 102.0])
+    assert "takes 1.00, 2.01 times the sum" in whole.note  # 201 by the table
 
 
 MEMORY = load_study("memory")
 
-MEMORY_SIZES = {"D": 8, "K": 30, "R": 2, "batches": [1], "samples": [1, 10], "budget": 100_000_000}
+MEMORY_SIZES = {"D": 8, "K": 30, "R": 2, "batches": [1], "samples": [1, 10], "budget": 100_000_000, "whole_batch": 4}
 
 
 def memory_summary(xl=50.0):
@@ -159,20 +195,28 @@ def memory_summary(xl=50.0):
         label: {way: {name: 2 * (value or 400.0) for name, value in cells.items()} for way, cells in ways.items()}
         for label, ways in measured.items()
     }
-    return {"megabytes": measured, "predicted": predicted, "sizes": MEMORY_SIZES}
+    whole = {"train": {label: [7.0, 8.0] for label in measured}, "eval": {label: [3.0] for label in measured}}
+    setting = {
+        name: dict.fromkeys(("train", "eval"), values)
+        for name, values in (("megabytes", measured), ("predicted", predicted))
+    }
+    return {"settings": {"s": {**setting, "whole": whole, "sizes": MEMORY_SIZES}}, "device": "a CPU"}
 
 
 def test_memory_study_predicts_cells_beyond_the_budget(studied):
     text, summary = studied("memory")
-    assert summary["megabytes"]["HET"]["paper"]["B=4,S=200"] is None
-    assert summary["predicted"]["HET"]["paper"]["B=4,S=200"] > summary["predicted"]["HET"]["paper"]["B=2,S=200"]
-    assert all(value is not None for value in summary["megabytes"]["DET"]["engine"].values())
+    setting = summary["settings"]["small"]
+    measured, predicted = (setting[name]["train"]["HET"]["paper"] for name in ("megabytes", "predicted"))
+    assert measured["B=4,S=200"] is None
+    assert predicted["B=4,S=200"] > predicted["B=2,S=200"]
+    assert all(value is not None for value in setting["megabytes"]["eval"]["DET"]["engine"].values())
+    assert all(value > 0 for value in setting["whole"]["train"]["HET-XL"])
     assert "Cells that fit the budget" in text
     assert "far above the budget" in text
 
 
 def test_fitting_counts_measured_and_predicted_cells():
-    fits = fitting(memory_summary())
+    fits = fitting(memory_summary()["settings"]["s"], "train")
     assert fits["HET", "engine"] == {"cells": 2, "measured": 1, "predicted": 0, "ratio": 0.5}
     assert fits["HET", "paper"]["measured"] == 1
     assert fits["HET-XL", "engine"]["measured"] == 2
@@ -182,7 +226,38 @@ def test_fitting_counts_measured_and_predicted_cells():
 @pytest.mark.parametrize(("xl", "word"), [(50.0, "holds here"), (500.0, "does not hold here"), (70.0, "do not decide")])
 def test_memory_the_conclusion_follows_the_numbers(xl, word):
     assert word in MEMORY.conclusion(memory_summary(xl))
-    assert lower_share(memory_summary(50.0), "HET-H") == 1
+    assert lower_share(memory_summary(50.0)["settings"]["s"], "train", "HET-H") == 1
+
+
+class Allocator:
+    """What torch's module of an accelerator tells of its memory."""
+
+    def __init__(self):
+        self.now, self.most, self.calls = 100, 900, []
+
+    def synchronize(self, device):
+        self.calls.append("synchronize")
+
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+
+    def reset_peak_memory_stats(self, device):
+        self.most = self.now
+
+    def memory_allocated(self, device):
+        return self.now
+
+    def max_memory_allocated(self, device):
+        return self.most
+
+
+def test_the_peak_of_an_accelerator_is_read_after_it_has_finished():
+    allocator = Allocator()
+    meter = DeviceMeter(torch.device("cuda"), allocator)
+    assert meter.reset() == 100
+    allocator.most = 250
+    assert meter.peak() == 250  # of what came after the reset
+    assert allocator.calls == ["synchronize", "empty_cache", "synchronize"]
 
 
 SAMPLES = load_study("samples")

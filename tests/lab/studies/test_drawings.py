@@ -6,6 +6,7 @@ import pytest
 
 from hetxl_lab.studies.drawings import Range, RangeRow, cloud_chart, range_chart, write_svg
 from hetxl_train.report.charts import Axis, Line, Point, line_chart, styles
+from support.charts import cells, numbers, of_class, parse, texts
 
 LOOKS = styles(["DET", "HET-XL", "<b>"])
 X = Axis("x")
@@ -13,26 +14,6 @@ X = Axis("x")
 
 def line(label, values):
     return Line(label, tuple(Point(x, y, y, y) for x, y in enumerate(values)))
-
-
-def parse(figure):
-    return ElementTree.fromstring(f"<svg>{figure.panels[0].content}</svg>")
-
-
-def of_class(figure, name):
-    return [element for element in parse(figure).iter() if name in (element.get("class") or "").split()]
-
-
-def numbers(element):
-    return [float(value) for value in re.findall(r"-?\d+\.?\d*", element.get("d"))]
-
-
-def texts(figure):
-    return [element.text for element in parse(figure).iter("text")]
-
-
-def cells(figure):
-    return [(row.label, *row.cells) for row in figure.numbers.rows]
 
 
 def test_error_bars_are_symmetric_and_inside():

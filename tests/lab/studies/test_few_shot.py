@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hetxl_lab.studies.profiles import PROFILES
 from hetxl_lab.studies.registry import load_study
 from hetxl_lab.studies.runs import RunCache
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.runs import load_run
 
 STUDY = load_study("few-shot")
 
@@ -63,9 +66,41 @@ def test_the_known_classes_are_trained_on_alone_and_draws_are_repeatable(studied
     assert run.open().num_classes == 16
     dataset = apply_view(load_synthetic(rows=400, classes=20, features=8), "unknown:5")
     task = make_task(dataset, (1, 2))
-    directory = RunCache(studied.cache).directory(run)
-    first, second = (accuracies(directory, 0, dataset, task, (1, 2)) for _ in range(2))
+    backbone = load_run(RunCache(studied.cache).directory(run)).model.backbone
+    first, second = (accuracies(backbone, 0, dataset, task, (1, 2)) for _ in range(2))
     assert first == second
+
+
+def few_shot(studied, tmp_path, run, data):
+    options = {"run": run, "data": data}
+    page = studied.run("few-shot", tmp_path / "out", options=options)
+    return json.loads(page.with_suffix(".json").read_text())
+
+
+def test_features_of_a_run_are_evaluated_on_any_labelled_data(studied, tmp_path):
+    studied("few-shot")
+    directory = RunCache(studied.cache).directory(run_of(PROFILE.base, "DET", 0))
+    rng = np.random.default_rng(0)
+    ids = np.arange(300) % 3
+    features = np.eye(8)[ids] * 9 + rng.normal(size=(300, 8))  # classes that any linear map keeps apart
+    np.savez(tmp_path / "mine.npz", features=features.astype(np.float32), labels=ids)
+    summary = few_shot(studied, tmp_path, str(directory), str(tmp_path / "mine.npz"))
+    assert list(summary["benches"]["mine"]["accuracy"]) == ["DET"]
+    assert summary["benches"]["mine"]["classes"] == 3
+    assert summary["trainings"] == 0
+    (accuracy_of_shots,) = summary["benches"]["mine"]["accuracy"]["DET"]
+    assert max(accuracy_of_shots) > 0.6
+
+
+def test_data_of_another_shape_is_refused(studied, tmp_path):
+    studied("few-shot")
+    directory = RunCache(studied.cache).directory(run_of(PROFILE.base, "DET", 0))
+    np.savez(tmp_path / "wide.npz", features=np.ones((60, 9), np.float32), labels=np.arange(60) % 3)
+    message = r"wide has features \[9\] as inputs, but the run takes features \[8\]"
+    with pytest.raises(ValueError, match=message):
+        few_shot(studied, tmp_path, str(directory), str(tmp_path / "wide.npz"))
+    with pytest.raises(ValueError, match="is a run; give the data to evaluate it on: few-shot RUN DATA"):
+        few_shot(studied, tmp_path, str(directory), None)
 
 
 def summary_with(xl):

@@ -1,6 +1,6 @@
 import pytest
 
-from hetxl_lab.studies.flops import counted, crossing, line_in_samples, paper_operations, predicted
+from hetxl_lab.studies.flops import WAYS, counted, crossing, line_in_samples, paper_operations, predicted
 from hetxl_lab.studies.measure import HeadSize
 from hetxl_lab.studies.registry import load_study
 
@@ -44,6 +44,28 @@ def test_our_modules_cross_where_the_paper_says_up_to_the_mean_logits():
     assert 1 < crossing(het, xl) < 2.880
 
 
+@pytest.mark.parametrize("label", ["DET", "HET", "HET-H", "HET-XL"])
+def test_training_takes_three_times_the_products_of_a_prediction(label):
+    """Each product has two in the backward pass, one for either factor; that of the normals with J has one."""
+    once, trained = (counted(label, SIZE, 1, "samples", mode) for mode in ("eval", "train"))
+    assert 2.9 < trained / once <= 3
+
+
+@pytest.mark.parametrize("way", ["HET, samples first", "HET-H, samples first", "HET-XL, factors first"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_counts_are_straight_lines_in_the_samples(studied, way, mode):
+    _, summary = studied("flops")
+    label, order = WAYS[way]
+    assert summary["counts"]["ResNet152x1, ImageNet-21k"][mode][way]["16"] == counted(label, SIZE, 16, order, mode)
+
+
+def test_backbones_take_what_is_known_of_them(studied):
+    """11.5 G multiplications for ResNet152 at 224 × 224, as its authors and torchvision say; ViT-L/32 has 15.4."""
+    _, summary = studied("flops")
+    counts = [counts["eval"] / 2e9 for counts in summary["backbones"].values()]
+    assert counts == [pytest.approx(11.5, abs=0.1), pytest.approx(15.4, abs=0.1)]
+
+
 def test_factors_first_makes_samples_cheap():
     few, many = (counted("HET-XL", SIZE, samples, "factors") for samples in (1, 1000))
     assert many / few < 2
@@ -62,7 +84,9 @@ STUDY = load_study("flops")
 
 def test_page_has_formulas_and_crossing(studied):
     text, summary = studied("flops")
-    assert summary["counts"] == summary["predicted"]
+    counts = summary["counts"]["ResNet152x1, ImageNet-21k"]["eval"]
+    assert {name: counts[name] for name in summary["predicted"]} == summary["predicted"]
+    assert len(summary["predicted"]) == 4
     assert "up to S = 2.9" in text
     assert "3DK + 3KS + KRS" in text
     assert "| logits | O(DK + KS) | O(DS + DKS) |" in text
@@ -72,7 +96,10 @@ def test_page_has_formulas_and_crossing(studied):
 
 def test_the_conclusion_follows_the_numbers(studied):
     _, summary = studied("flops")
-    counts = {name: dict.fromkeys(terms, 1) for name, terms in summary["counts"].items()}
+    counts = {
+        setting: {mode: {name: dict.fromkeys(terms, 1) for name, terms in ways.items()} for mode, ways in modes.items()}
+        for setting, modes in summary["counts"].items()
+    }
     text = STUDY.conclusion({**summary, "counts": counts, "crossing_ours": None, "crossing_factors": 7.0})
     assert "does not hold here" in text
     assert "they cross at S = 7.0" in text

@@ -7,11 +7,10 @@ from hetxl_lab.studies.methods import (
     METHODS,
     WIDE,
     XL,
-    best_temperature,
     matching_width,
     parameters_of,
     settings,
-    tuned_line,
+    tuned,
     widened,
 )
 from hetxl_lab.studies.profiles import PROFILES
@@ -41,11 +40,11 @@ def test_the_best_tau_is_that_of_the_lowest_validation_loss(studied):
     for bench, backbone in settings(PROFILE):
         losses = {}
         for temperature in (1.0, *PROFILE.temperatures):
-            result = cache.result(tuned_line(bench, backbone, temperature).run(0))
+            result = cache.result(tuned(bench, backbone, PROFILE).line(temperature).run(0))
             losses[temperature] = result["metrics"]["validation"]["nll"]
         best = min(losses, key=losses.get)
         assert summary["temperatures"][f"{bench.name}, {backbone}"] == best
-        trained = cache.result(tuned_line(bench, backbone, best).run(1))
+        trained = cache.result(tuned(bench, backbone, PROFILE).line(best).run(1))
         assert values_of(summary, "HET τ*", f"{bench.name}, {backbone}")["nll"][1] == trained["metrics"]["test"]["nll"]
 
 
@@ -53,13 +52,21 @@ def test_a_tau_that_diverges_is_not_the_best(tmp_path):
     bench, backbone = settings(PROFILE)[0]
     cache = RunCache(tmp_path)
     for temperature in (1.0, *PROFILE.temperatures):
-        directory = cache.directory(tuned_line(bench, backbone, temperature).run(0))
+        directory = cache.directory(tuned(bench, backbone, PROFILE).line(temperature).run(0))
         directory.mkdir()
         if temperature != 1.0:
             (directory / "diverged.json").write_text("{}")
         else:
             (directory / "result.json").write_text(json.dumps({"metrics": {"validation": {"nll": 5.0}}}))
-    assert best_temperature(Lab(PROFILE, (0,), cache), bench, backbone) == 1.0
+    assert tuned(bench, backbone, PROFILE).best(Lab(PROFILE, (0,), cache)) == 1.0
+
+
+def test_sigmoid_table_trains_every_method_on_several_labels(studied):
+    _, summary = studied("main-sigmoid")
+    assert [line["label"] for line in summary["lines"]] == list(METHODS)
+    assert {line["data"] for line in summary["lines"]} == {"synthetic, any number of labels"}
+    profile = load_study("main-sigmoid").adapt(PROFILE, {"backbone": None})
+    assert {run.config.link for run in load_study("main-sigmoid").runs(profile, (0,))} == {"sigmoid"}
 
 
 def test_methods_differ_as_the_papers_do():

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from hetxl._files import write_json
+from hetxl.registry import METRIC_NAMES
 from hetxl_lab.studies import runs
 from hetxl_lab.studies.class_subsets import apply_view, check_view
 from hetxl_lab.studies.profiles import LEARNED, PROFILES
 from hetxl_lab.studies.runs import (
     DIVERGED,
-    METRICS,
     PAIR_SETTINGS,
     PairBench,
     RunCache,
@@ -159,7 +159,7 @@ def test_metrics_that_one_run_has_not_are_left_out():
 
 
 def result(label, seed, nll):
-    metrics = dict.fromkeys(METRICS, 0.5)
+    metrics = dict.fromkeys(METRIC_NAMES, 0.5)
     return {
         "label": label,
         "seed": seed,

@@ -15,34 +15,75 @@ def test_learn_tau_study_moves_learned_temperatures_only(studied):
     for line in summary["lines"]:
         learned = "learned" in line["label"]
         assert all((tau != 1.0) == learned for tau in line["values"]["temperature"])
-    assert [line["values"]["steps"] for line in summary["lines"][-2:]] == [1, 1]
 
 
-def test_all_data_and_a_short_run():
-    runs = LEARN_TAU.runs(PROFILES["full"], (0,))
-    assert len(runs) == 3 * 2 * 3 + 2
-    assert runs[-1].config.steps == PROFILES["full"].base.steps // 4
+def test_learn_tau_searches_with_the_first_seed_alone():
+    profile = LEARN_TAU.adapt(PROFILES["full"], {"grid": True})
+    runs = LEARN_TAU.runs(profile, (0, 1))
+    searches = [run for run in runs if run.config.temperature != "learned"]
+    assert len(searches) == 3 * 3 * 3
+    assert {run.config.seed for run in searches} == {0}
+    assert len(runs) - len(searches) == 3 * 3 * 2
+
+
+def test_grid_searches_train_the_best_temperature_with_every_seed(studied):
+    _, summary = studied("tau-epochs")
+    best = {(entry["label"], entry["group"]): entry["temperature"] for entry in summary["best"]}
+    for line in summary["lines"]:
+        if "grid" in line["label"]:
+            assert line["values"]["temperature"] == [best[line["label"], line["group"]]] * 2
+            assert best[line["label"], line["group"]] in PROFILES["miniature"].grid
 
 
 @pytest.mark.parametrize(
-    ("gain", "short", "ahead", "helps", "part", "size"),
+    ("gain", "ahead", "helps", "part"),
     [
-        (-0.1, -0.3, 0.01, "holds here", "holds here", "the gain is larger in the shorter training"),
-        (-0.1, -0.05, -0.01, "holds here", "does not hold here", "the gain is not larger in the shorter training"),
-        (0.1, 0.2, 0.01, "does not hold here", "holds here", "no gain in either"),
+        (-0.1, 0.01, "holds here", "holds here"),
+        (-0.1, -0.01, "holds here", "does not hold here"),
+        (0.1, 0.01, "does not hold here", "holds here"),
     ],
 )
-def test_learn_tau_the_conclusion_follows_the_numbers(lines, gain, short, ahead, helps, part, size):
+def test_learn_tau_the_conclusion_follows_the_numbers(lines, gain, ahead, helps, part):
     values = {}
     for index, head in enumerate(("DET", "HET", "HET-XL")):
         values |= {(f"{head}, τ = 1", "d"): 2.0, (f"{head}, learned τ", "d"): 2.0 + gain - ahead * index}
-    values |= {("HET-XL, τ = 1", "d, short"): 3.0, ("HET-XL, learned τ", "d, short"): 3.0 + short}
-    text = LEARN_TAU.conclusion(lines(values))
+    text = LEARN_TAU.conclusion(lines(values, grid=[1.0]))
     assert f"that learning τ helps all methods, {helps}." in text
     assert f"that learning τ explains only part of its gains, {part}." in text
     assert f"compared with DET's is {'lower' if ahead > 0 else 'higher'} by 0.020" in text
-    assert size in text
     assert f"HET-XL on {1 if gain < 0 else 0} of 1 datasets" in text
+
+
+TAU_EPOCHS = load_study("tau-epochs")
+
+
+def test_tau_epochs_sees_the_same_rows_more_often(studied):
+    _, summary = studied("tau-epochs")
+    steps = PROFILES["miniature"].repeated.steps
+    assert [line["values"]["steps"] for line in summary["lines"]] == [steps, steps, 2 * steps, 2 * steps]
+    full = PROFILES["full"].repeated  # one epoch of its rows
+    assert full.steps == round(1000 / full.config("det").batch_size)
+
+
+def test_tau_epochs_takes_other_epochs_and_refuses_one():
+    profile = TAU_EPOCHS.adapt(PROFILES["miniature"], {"epochs": "5,1", "backbone": None})
+    assert [setting.group for setting in TAU_EPOCHS.settings(profile)] == ["1 epoch", "5 epochs"]
+    with pytest.raises(ValueError, match="--epochs must be at least two different whole numbers, found '3'"):
+        TAU_EPOCHS.adapt(PROFILES["miniature"], {"epochs": "3", "backbone": None})
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "word"), [(-0.3, -0.1, "holds here"), (-0.1, -0.3, "does not hold here"), (0, 0, "do not decide")]
+)
+def test_tau_epochs_the_conclusion_follows_the_numbers(lines, few, many, word):
+    groups = {"1 epoch": few, "7 epochs": -0.1, "90 epochs": many}
+    values = {(f"HET-XL, {how}", g): 2.0 for g in groups for how in ("τ by grid search", "learned τ")}
+    values |= {("HET-XL, learned τ", group): 2.0 + gain for group, gain in groups.items()}
+    summary = lines(values, grid=[0.5, 1.0])
+    if not few:
+        for line in summary["lines"]:
+            line["values"]["nll"] = [2.0, 2.1, 2.2] if "grid" in line["label"] else [2.1, 2.0, 2.2]
+    assert word in TAU_EPOCHS.conclusion(summary)
 
 
 TEMPERATURE_PATH = load_study("tau-dynamics")
