@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,train,data,tensorboard,hf,timm,lightning,onnx,sklearn,retrieval,tune,clip
+EXTRAS := dev,train,serve,tensorboard,wandb,mlflow,hf,timm,lightning,onnx,sklearn,retrieval,tune,clip
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel of pyright carries the type checker: no download on first use.
@@ -49,6 +49,7 @@ bench: $(STAMP) ## measure samplers, methods, the engine and the training loop a
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
+	@PYTHONPATH=tests/support/site $(BIN)/python benchmarks/loader.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/contrastive.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/millions.py --write docs/many_classes.md
 	@$(BIN)/python benchmarks/retrieved.py --write docs/many_classes.md

@@ -69,7 +69,7 @@ def main() -> None:
         torch.save(model.state_dict(), Path(folder) / "model.pt")
         again = Classifier(data.num_classes).eval()
         again.load_state_dict(torch.load(Path(folder) / "model.pt"))
-    same = again.head.predict(again.backbone(first), method="deterministic").labels
+    same = again.head.predict(again.backbone(first), method="deterministic").top_class
     print(f"loaded again, it says class {same.item()}")
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     model.eval()
     images, labels = stripes(200, arguments.size, 0.0, generator)
     prediction = hetxl.predict(model, images)
-    right = (prediction.labels == labels).float().mean()
+    right = (prediction.top_class == labels).float().mean()
     print(f"{right:.1%} of 200 clean images right; mean entropy {prediction.entropy.mean():.2f} nats")
     print(prediction.describe(0))
 
