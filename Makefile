@@ -28,7 +28,7 @@ run: $(STAMP) ## train every head on Python's own source code and compare them (
 	@$(BIN)/hetxl compare
 
 test: $(STAMP) lint types ## format, lint, types and tests: what a change must pass
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: $(BIN)/ruff format ."; exit 1; }

@@ -57,7 +57,7 @@ def _channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...
     return (images.contiguous(memory_format=torch.channels_last) if images_too else images, *others)
 
 
-def _strided_pixels(stride: tuple[int, int], module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+def _strided_pixels(stride: tuple[int, ...], module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     return inputs[0][..., :: stride[0], :: stride[1]]
 
 
