@@ -1,4 +1,5 @@
-"""Runs in 2 and 4 processes: the weights of one process that accumulates, and its evaluations to the last digit."""
+"""Runs in 2 and 4 processes, on vectors and on tar shards: the weights of one process that accumulates, and its
+evaluations to the last digit."""
 
 import itertools
 import json
@@ -18,7 +19,7 @@ from hetxl_train.distributed import World
 from hetxl_train.loaders import Parts
 from hetxl_train.runs import read_log
 from support import killed_process, processes, sharded
-from support.pairs import image_folder, small_pairs
+from support.pairs import image_shards, small_pairs
 
 LEARNED = {"temperature": "learned", "temperature_learning_rate": 1.0, "steps": 3}
 CLASSIFIERS = {
@@ -28,6 +29,7 @@ CLASSIFIERS = {
     "bilevel": {"temperature_method": "bilevel", **LEARNED},
     "fsdp": {"data_parallel": "fsdp", "temperature": "learned", "ema": 0.0},
     "frozen": {"frozen": True, "steps": 4, "noise_start": 0.5},
+    "images": {"backbone": "cnn", "width": 8, "depth": 1, "dropout": 0.0, "image_size": 16, "workers": 0, "steps": 4},
 }
 
 
@@ -35,20 +37,24 @@ CLASSIFIERS = {
 def single(tmp_path_factory):
     """A classifier and two towers, trained in one process."""
     folder = tmp_path_factory.mktemp("single")
-    data = image_folder(folder / "images", each=12)
-    for config in configurations(folder, folder, 1, data):
+    image_shards(folder)
+    for config in configurations(folder, folder, 1):
         processes.train_in_double(config)
     return folder
 
 
-def configurations(folder, images, ranks, data=None):
-    data = images / "images" if data is None else data
-    accumulate = processes.PARTS // ranks
+def configurations(folder, data, ranks):
+    """Configurations with a run each in a folder, some on the tar shards of another."""
+    accumulate, shards = processes.PARTS // ranks, str(data / "tars" / "*.tar")
     classifiers = [
-        TrainConfig(**processes.CLASSIFIER | options, accumulate=accumulate, out=str(folder / name))
+        TrainConfig(
+            **processes.CLASSIFIER | ({"data": shards} if name == "images" else {}) | options,
+            accumulate=accumulate,
+            out=str(folder / name),
+        )
         for name, options in CLASSIFIERS.items()
     ]
-    return [*classifiers, small_pairs(data, folder / "pairs", evaluate_every=2)]
+    return [*classifiers, small_pairs(shards, folder / "pairs", evaluate_every=2)]
 
 
 def same_weights(first, second):
@@ -75,13 +81,17 @@ def test_several_processes_train_like_one_that_accumulates(tmp_path, single, ran
     shutil.rmtree(resumed / "checkpoints" / "step-00000006")
     processes.train_in_double(TrainConfig(**processes.CLASSIFIER | CLASSIFIERS["fsdp"], accumulate=4, out=str(resumed)))
     same_weights(single / "fsdp", resumed)
+    metrics = [json.loads((folder / "images" / "result.json").read_text())["metrics"] for folder in (single, tmp_path)]
+    assert metrics[0].keys() == {"validation", "test"}
+    for split, values in metrics[0].items():
+        assert metrics[1][split] == pytest.approx(values, rel=1e-9, abs=1e-12)
     temperatures = [read_log(single / name / "log.jsonl")[-2]["temperature"] for name in ("gradient", "bilevel")]
     assert all(abs(value - 1) > 1e-3 for value in temperatures)  # τ has moved
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_evaluations_in_several_processes_equal_those_of_one_to_the_last_digit(tmp_path, single, ranks):
-    runs = (single / "classifier", single / "pairs")
+    runs = (single / "images", single / "pairs")
     with processes.in_double():
         alone = processes.evaluations(World(torch.device("cpu")), *runs)
     main, *_ = sharded.run(processes.evaluated, ranks, tmp_path, *runs)
