@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -18,6 +19,8 @@ from hetxl_train.config import ParallelOptions, TrainConfig
 from hetxl_train.distributed import World
 
 Network = TypeVar("Network", bound=nn.Module)
+BLOCK = 2**24
+"""Numbers of a divided tensor that travel to the main process at a time."""
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -273,10 +276,39 @@ def whole_on_main(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tens
     """Return tensors with all of those that are divided, one after the other, in the memory of the main process."""
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        value = whole(tensor.detach())
+        value = _rows_on_main(tensor, world) if isinstance(tensor, DTensor) else tensor
         if world.is_main:
-            gathered[name] = value.cpu() if isinstance(tensor, DTensor) else tensor
+            gathered[name] = value
     return gathered
+
+
+@torch.no_grad()
+def _rows_on_main(tensor: DTensor, world: World) -> Tensor:
+    """Return all of a tensor on the CPU of the main process, and nothing in others.
+
+    Rows travel in blocks: no other process, and no device, has more than its part and a block.
+    """
+    mesh = tensor.device_mesh
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    if 0 not in ranks:  # the main process has the same from processes of its own mesh
+        return tensor.new_empty(0)
+    if mesh.ndim != 1 or not tensor.placements[0].is_shard(0):
+        return tensor.full_tensor().cpu()
+    part, rows, each = tensor.to_local(), len(tensor), -(-len(tensor) // len(ranks))
+    value = torch.empty(tensor.shape if world.is_main else 0, dtype=tensor.dtype)
+    step = max(1, BLOCK * rows // max(1, tensor.numel()))
+    for index, rank in enumerate(ranks):
+        first, last = min(index * each, rows), min((index + 1) * each, rows)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            if rank == world.rank:
+                block = part[start - first : stop - first].contiguous()
+            else:
+                block = part.new_empty(stop - start, *tensor.shape[1:])
+            dist.broadcast(block, rank, mesh.get_group())
+            if world.is_main:
+                value[start:stop] = block
+    return value
 
 
 def divided_like(value: Tensor, tensor: Tensor) -> Tensor:

@@ -165,6 +165,12 @@ def test_a_sharded_run_starts_from_a_linear_one_and_the_other_way(tmp_path):
         torch.testing.assert_close(head.covariance.factor, values[0].covariance.factor, rtol=0, atol=1e-6)
 
 
+def test_the_main_process_alone_gathers_what_others_have_a_part_of(tmp_path):
+    main, *others = sharded.run(processes.gathered, 4, tmp_path)
+    assert torch.equal(main["rows"], torch.arange(33.0).view(11, 3))
+    assert others == [{}, {}, {}]
+
+
 def test_class_shards_must_divide_the_processes():
     with pytest.raises(ValueError, match="class_shards must divide the number of processes, 4, found 3"):
         sharing_classes(World(torch.device("cpu"), 0, 4), small(classifier="sharded", class_shards=3))
