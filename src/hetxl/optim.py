@@ -153,6 +153,8 @@ def optimizer_over(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
     if recipe.optimizer == "adamw":
         return optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=fused)
     if recipe.optimizer == "sgd":
+        # torch has no fused step of SGD for DTensors, which are divided among processes.
+        fused &= not any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"])
         return optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.beta1, fused=fused)
     return _timm_optimizer(groups, recipe)
 

@@ -2,28 +2,33 @@
 the state of a model and its optimiser as tensors.
 
 RUN/checkpoints/step-00000120/tensors.safetensors    weights, buffers, moments of the optimiser, averages
-RUN/checkpoints/step-00000120/state.json             the step, the best so far, checksums of both files
+RUN/checkpoints/step-00000120/tensors/               the same, from processes with a part each: a file of each process
+RUN/checkpoints/step-00000120/state.json             the step, the best so far, checksums of all files
 RUN/checkpoints/best.json                            which step had the best validation loss
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor
 
 from hetxl._files import read_json, sha256_of, whole_directory, write_json
 from hetxl._tensors import read_tensors, write_tensors
-from hetxl_train.parallel import divided_like
+from hetxl_train.distributed import START, World
+from hetxl_train.parallel import divided_like, load_state
 
 FORMAT = 1
 NUMBERS, GROUPS = "optimizer_numbers", "optimizer_groups"  # state that is not in tensors
-TENSORS, STATE, BEST = "tensors.safetensors", "state.json", "best.json"
+TENSORS, PARTS, STATE, BEST = "tensors.safetensors", "tensors", "state.json", "best.json"
 
 
 class CheckpointError(ValueError):
@@ -55,10 +60,15 @@ class Checkpoints:
     """The checkpoints of a run: the last few, and the best. The directory is created when the first is written.
 
     With an identity they carry it, and one that carries another is refused.
+
+    Attributes:
+        divided: parameters by name of which this process has a part: of these and their moments it reads its part.
     """
 
     def __init__(self, directory: Path, keep: int = 2, identity: Identity | None = None):
         self.directory, self.keep, self.identity = directory, keep, identity
+        self.divided: Mapping[str, DTensor] = {}
+        self._group: Any = None  # of the processes that write parts
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending."""
@@ -74,17 +84,51 @@ class Checkpoints:
             return None
         return step if step in self.steps() else None
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove old ones."""
+    def save(self, checkpoint: Checkpoint, world: World | None = None) -> None:
+        """Write a checkpoint in the main process of `world`, and remove old ones; all processes call this.
+
+        Tensors that are divided are written by every process, its part of each.
+        """
+        world = world or World(torch.device("cpu"))
+        world.on_main(self._remove_leftovers)
+        parts = self.directory / f".{self._path(checkpoint.step).name}.{PARTS}"
+        checksums: dict[str, str] = {}
+        if any(isinstance(value, DTensor) for value in checkpoint.tensors.values()):
+            checksums = self._write_parts(parts, checkpoint.tensors, world)
+        world.on_main(lambda: self._write(checkpoint, parts, checksums))
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a process left that was killed while it wrote."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        for leftover in self.directory.glob(".step-*"):  # of a process that was killed while it wrote
+        for leftover in self.directory.glob(".step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+    def _write_parts(self, directory: Path, tensors: dict[str, Tensor], world: World) -> dict[str, str]:
+        """Write the parts of all processes as safetensors; return the checksum of each file in the main process."""
+        from torch.distributed import checkpoint as dcp  # with it comes much that other runs do not need
+
+        # Writing may take long: its collectives are those of a group without a short time-out.
+        self._group = self._group or dist.new_group(backend="gloo", timeout=START)
+        writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
+        # What every process has is the main process's, such as the statistics of batch norms.
+        own = {name: value for name, value in tensors.items() if world.is_main or isinstance(value, DTensor)}
+        dcp.save(own, storage_writer=writer, process_group=self._group)
+        names = sorted(path.name for path in directory.iterdir())
+        checksums = world.gather(lambda: {name: sha256_of(directory / name) for name in world.share(names)})
+        return {name: checksum for some in checksums for name, checksum in some.items()}
+
+    def _write(self, checkpoint: Checkpoint, parts: Path, checksums: dict[str, str]) -> None:
+        """Write a checkpoint whose tensors are in `parts` already if these have checksums."""
         with whole_directory(self._path(checkpoint.step)) as temporary:
-            write_tensors(temporary / TENSORS, checkpoint.tensors)
             state = {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}
             if self.identity is not None:
                 state["run"] = self.identity.as_dict()
-            state["tensors_checksum"] = sha256_of(temporary / TENSORS)
+            if checksums:
+                parts.rename(temporary / PARTS)
+                state["parts_checksums"] = checksums
+            else:
+                write_tensors(temporary / TENSORS, checkpoint.tensors)
+                state["tensors_checksum"] = sha256_of(temporary / TENSORS)
             write_json(temporary / STATE, {**state, "checksum": _checksum(state)})
         self._remove_old()
 
@@ -118,13 +162,19 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {path}: {STATE} has no format {FORMAT} of this version of hetxl")
         if state.pop("checksum", None) != _checksum(state):
             raise CheckpointError(f"checkpoint {path}: {STATE} {changed}")
+        checksums = {f"{PARTS}/{name}": checksum for name, checksum in state.pop("parts_checksums", {}).items()}
+        checksums = checksums or {TENSORS: state.pop("tensors_checksum", None)}
+        name = TENSORS
         try:
-            intact = state.pop("tensors_checksum", None) == sha256_of(path / TENSORS)
-            tensors = read_tensors(path / TENSORS).tensors if intact else {}
+            for name, checksum in checksums.items():
+                if checksum != sha256_of(path / name):
+                    raise CheckpointError(f"checkpoint {path}: {name} {changed}")
+            whole_file = TENSORS in checksums and not self.divided
+            tensors = read_tensors(path / TENSORS).tensors if whole_file else self._read_parts(path, checksums)
+        except CheckpointError:
+            raise
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {path}: {TENSORS} cannot be read: {error}") from None
-        if not intact:
-            raise CheckpointError(f"checkpoint {path}: {TENSORS} {changed}")
+            raise CheckpointError(f"checkpoint {path}: {name} cannot be read: {error}") from None
         if state.pop("step", None) != step:
             raise CheckpointError(f"checkpoint {path} was renamed: it is of another step")
         state.pop("format")
@@ -132,6 +182,23 @@ class Checkpoints:
         if self.identity is not None and stored is not None and (difference := self.identity.difference(stored)):
             raise CheckpointError(f"checkpoint {path} is of another run: {difference}")
         return Checkpoint(step, tensors, state)
+
+    def _read_parts(self, path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+        """Read the tensors of files: of those that are divided the part of this process, of others all."""
+        from torch.distributed import checkpoint as dcp
+
+        reader = dcp.HuggingFaceStorageReader(str((path / next(iter(names))).parent))
+        stored: Any = reader.read_metadata().state_dict_metadata
+        tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in stored.items()}
+        for name in stored:
+            like = next((value for key, value in self.divided.items() if name.endswith(f".{key}")), None)
+            if like is not None and like.shape == tensors[name].shape:
+                tensors[name] = torch.empty_like(like, dtype=tensors[name].dtype)
+        with warnings.catch_warnings():
+            # Each process reads by itself, without waiting for others: torch warns that it takes this for intended.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        return tensors
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that is whole, and what was wrong with newer ones."""
@@ -219,9 +286,7 @@ def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, averaged: bool = False) -> None:
     """Load a checkpoint's weights into a model; if asked for, the averaged ones that it has."""
-    state, weights = model.state_dict(), weights_of(checkpoint, averaged)
-    divided = {name: divided_like(value, state[name]) if name in state else value for name, value in weights.items()}
-    model.load_state_dict(divided)
+    load_state(model, weights_of(checkpoint, averaged))
 
 
 def weights_of(checkpoint: Checkpoint, averaged: bool = False) -> dict[str, Tensor]:

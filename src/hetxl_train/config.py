@@ -43,7 +43,7 @@ if typing.TYPE_CHECKING:
 LABEL_NOISE = ("symmetric", "confusable", "feature-dependent")
 BACKBONES = ("auto", "none", "mlp", "cnn", "resnet152", "vit-l/32", "timm:NAME", "hf:NAME")
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
-CLASSIFIERS = ("linear", "sampled", "retrieved")
+CLASSIFIERS = ("linear", "sampled", "retrieved", "sharded")
 PARALLEL = ("ddp", "fsdp")
 TEXT_TOWERS = ("ngrams", *plugins.entries("text_encoders"))
 
@@ -307,7 +307,9 @@ class HeadOptions(Options):
     head: str = option("het-xl", "The head.", HEAD_NAMES)
     link: str = option("auto", "auto: sigmoid for several labels per example.", ("auto", *LINKS))
     classifier: str = option(
-        "linear", "Behind the head; sampled and retrieved train on few classes per step.", CLASSIFIERS
+        "linear",
+        "Behind the head; sampled and retrieved train on few classes per step, sharded splits them over processes.",
+        CLASSIFIERS,
     )
     negatives: int = option(1024, "Sampled: classes drawn for a batch; retrieved: beside the neighbours.", least=1)
     neighbours: int = option(32, "Retrieved: nearest classes of each example.", least=1)
@@ -448,6 +450,9 @@ class ClassifierParallelOptions(ParallelOptions):
         "Several processes: each has the whole model (ddp), or a part of each weight and its moments (fsdp).",
         PARALLEL,
     )
+    class_shards: int = option(
+        0, "classifier = sharded: processes that share the classes and see the same rows; 0 for all.", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -481,6 +486,12 @@ class TrainConfig(
             )
         if method == "bilevel" and self.classifier != "linear":
             raise ValueError(f"temperature_method = bilevel needs classifier = linear, found {self.classifier}")
+        if self.class_shards and self.classifier != "sharded":
+            raise ValueError(
+                f"class_shards is {self.class_shards} and classifier {self.classifier}; choose classifier = sharded"
+            )
+        if self.classifier == "sharded":
+            self._check_sharded()
         mixing = next((name for name in ("mixup", "cutmix") if getattr(self, name)), None)
         if mixing is not None and (self.classifier != "linear" or method != "train"):
             raise ValueError(f"{mixing} needs classifier = linear and temperature_method = train")
@@ -491,6 +502,24 @@ class TrainConfig(
             raise ValueError(f"label_smoothing needs all classes; leave it out with classifier = {self.classifier}")
         if self.label_smoothing and self.link == "sigmoid":
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
+
+    def _check_sharded(self) -> None:
+        """Raise for options that need all classes in one process, or all of a weight."""
+        required = {
+            "data_parallel": ("ddp",),
+            "temperature_method": ("train",),
+            "optimizer": ("adamw", "sgd"),
+            "precision": ("float32", "bfloat16"),
+            "prior": (None,),
+            "flip_rate": (None, 0.0),
+            "mc_dropout": (0.0,),
+        }
+        for name, values in required.items():
+            if getattr(self, name) not in values:
+                allowed = " or ".join(f"{name} = {value}" for value in values if value)
+                raise ValueError(
+                    f"classifier = sharded goes with {allowed or f'no {name}'}, found {name} = {getattr(self, name)}"
+                )
 
 
 @dataclass(frozen=True)

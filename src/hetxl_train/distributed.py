@@ -4,14 +4,15 @@ What is quick goes through collectives, which have a time-out. What may take lon
 indices) is waited for in the key-value store of the processes, for as long as the others are alive.
 """
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,9 @@ from torch.distributed.rendezvous import rendezvous
 from hetxl.classifiers.collectives import LostRankError
 from hetxl_train.process_pool import picklable
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 Result = TypeVar("Result")
 TIMEOUT = 600.0
 """Seconds without a sign of life after which a process counts as lost."""
@@ -29,6 +33,7 @@ START = timedelta(days=1)
 """How long processes may take to start: one that cannot is ended by torchrun."""
 POLL = (0.001, 0.2)
 """Seconds between two looks at the store, at first and at most."""
+_runs = itertools.count()  # numbers the worlds of a process group: all processes enter as many
 
 
 class Meeting:
@@ -90,6 +95,25 @@ class World:
     rank: int = 0
     processes: int = 1
     meeting: Meeting | None = field(default=None, compare=False)
+    mesh: "DeviceMesh | None" = field(default=None, compare=False)  # (data, classes) where processes share the classes
+    group: Any = field(default=None, compare=False)  # of `sum` and `values`; None for all processes
+
+    @property
+    def class_shards(self) -> int:
+        """Return the number of processes that share the classes, and see the same rows."""
+        return 1 if self.mesh is None else self.mesh["classes"].size()
+
+    @property
+    def replicas(self) -> "World":
+        """Return the processes that see other rows than this one: all, or those that have the same classes.
+
+        For its rank, `sum`, `values` and `share`; processes wait for each other in the whole world.
+        """
+        if self.mesh is None:
+            return self
+        data = self.mesh["data"]
+        rank, group = data.get_local_rank(), data.get_group()
+        return replace(self, rank=rank, processes=data.size(), meeting=None, mesh=None, group=group)
 
     @property
     def is_main(self) -> bool:
@@ -99,7 +123,7 @@ class World:
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor on `device` over the processes, in its place."""
         if self.processes > 1:
-            dist.all_reduce(value)
+            dist.all_reduce(value, group=self.group)
         return value
 
     def values(self, value: Tensor) -> list[float]:
@@ -216,7 +240,9 @@ def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
         backend, limit = "nccl" if chosen.type == "cuda" else "gloo", timedelta(seconds=timeout)
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=processes)
     else:
-        meeting = Meeting(distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout)
+        # The group may have seen other runs: their meetings are over.
+        store = dist.PrefixStore(f"meetings-{next(_runs)}", distributed_c10d._get_default_store())
+        meeting = Meeting(store, dist.get_rank(), dist.get_world_size(), timeout)
     try:
         yield World(chosen, dist.get_rank(), dist.get_world_size(), meeting)
     finally:

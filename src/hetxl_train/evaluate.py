@@ -90,7 +90,7 @@ def evaluate(
         raise ValueError('split has any number of labels for each row, and head link="softmax"; use link="sigmoid"')
     rows = _rows_of(split, limit)
     device, processes = torch.device(device), world or World(torch.device(device))
-    batches = processes.share(list(enumerate(blocks(rows, batch_size))))
+    batches = processes.replicas.share(list(enumerate(blocks(rows, batch_size))))
     counter = ConfusionCounter() if confusions else None
     generator = torch.Generator(device)
 
@@ -132,7 +132,7 @@ def evaluate(
         records = builder.build() if len(builder) else Records.empty(head.num_classes)
         return Share(records, measured, unreadable, seconds)
 
-    shares = processes.gather(work)
+    shares = processes.gather(work)[:: processes.class_shards]  # processes that share the classes have equal ones
     processes.on_main(lambda: _check_read(shares, len(rows)))
     for entries in (entries for share in shares for entries in share.confusions):
         assert counter is not None

@@ -17,7 +17,7 @@ from hetxl_train.checkpoint import Checkpoint, CheckpointError, Checkpoints, loa
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.loaders import Feed, Parts, batches
-from hetxl_train.parallel import Alone, autocast, local, strategy, whole_on_main
+from hetxl_train.parallel import Alone, autocast, divided_parameters, local, strategy
 from hetxl_train.runs import Log
 from hetxl_train.tasks import Task
 
@@ -50,9 +50,11 @@ class Trainer:
         self.progress = Progress()
         config, world = self.config, self.world
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "float16")
-        self.parts = Parts(config.batch_size, config.accumulate, world.rank, world.processes)
+        self.data = world.replicas  # processes that see other rows
+        self.parts = Parts(config.batch_size, config.accumulate, self.data.rank, self.data.processes)
         self.parallel = strategy(config.data_parallel, world) if parallel is None else parallel
         self.parallel.divide(self.model)
+        checkpoints.divided = divided_parameters(self.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.trained:
             raise ValueError("nothing to train: every parameter of the model is frozen")
@@ -60,7 +62,7 @@ class Trainer:
         self.average = moving_average(self.model, config.ema) if config.ema else None
         task.start(self.optimizer, self.parts)
         # Summed losses become the mean over the batch; processes average their gradients, parts add theirs.
-        self.divisor = task.examples or world.processes
+        self.divisor = task.examples or self.data.processes
         self.called = self.parallel.wrap(self.model)
 
     def train(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> Progress:
@@ -89,7 +91,7 @@ class Trainer:
                 logged = progress.step % config.log_every == 0 or last
                 evaluated = progress.step % evaluate_every == 0 or last
                 if logged or evaluated:
-                    loss = self._finite(self.world.sum(loss_sum.clone()).item() / progress.loss_count)
+                    loss = self._finite(self.data.sum(loss_sum.clone()).item() / progress.loss_count)
                 progress.seconds += time.perf_counter() - begin
                 if logged:
                     bar.to(progress.step, self._log(log, loss))
@@ -114,7 +116,7 @@ class Trainer:
 
     def take_step(self, step: int, feed: Feed) -> Tensor:
         """Take one step of the optimiser; return this process's share of the mean loss."""
-        config, task, processes = self.config, self.task, self.world.processes
+        config, task, processes = self.config, self.task, self.data.processes
         set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.optim))
         self.optimizer.zero_grad(set_to_none=True)
         total, read = self._double(0.0), 0
@@ -129,12 +131,13 @@ class Trainer:
             total += loss.detach()
             read += examples
             task.after_backward()
+        self.parallel.reduce(self.trained)
         if task.examples is not None and (read != task.examples // processes or processes > 1):
             self._correct_for_missing(read, task.examples)
         self.scaler.unscale_(self.optimizer)
         task.before_step(step, read)
         if config.clip:
-            task.clipped(nn.utils.clip_grad_norm_(self.trained, config.clip))
+            task.clipped(self.parallel.clip(self.trained, config.clip))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         task.after_step(step)
@@ -144,7 +147,7 @@ class Trainer:
 
     def _correct_for_missing(self, read: int, examples: int) -> None:
         """Make gradients those of the mean over the examples that could be read."""
-        total = self.world.sum(torch.full((), float(read), device=self.world.device)).clamp_(min=1)
+        total = self.data.sum(torch.full((), float(read), device=self.world.device)).clamp_(min=1)
         # The factor stays on the device, nearly always exactly 1: a look at it would wait for the step.
         for parameter in self.trained:
             if parameter.grad is not None:
@@ -219,19 +222,17 @@ class Trainer:
 
     def _save(self, loss_sum: Tensor) -> None:
         begin, progress = time.perf_counter(), self.progress
-        sums = self.world.values(loss_sum)
+        sums = self.data.values(loss_sum)
         progress.loss_sum = sums[0]
         tensors = tensors_of(self.model, self.optimizer) | {
             f"average.{name}": value for name, value in self._averages()
         }
-        tensors = whole_on_main(tensors, self.world)
-        if self.world.is_main:
-            # The generators are seeded by the step: the step is their state.
-            state: dict[str, Any] = {"progress": vars(progress).copy(), "seed": self.config.seed}
-            state |= {"parts": [self.parts.processes, self.parts.accumulate], "loss_sums": sums}
-            state |= {"scaler": self.scaler.state_dict(), "unreadable": self.unreadable.state()}
-            self.checkpoints.save(Checkpoint(progress.step, tensors, state))
-        self.world.wait()
+        # The generators are seeded by the step: the step is their state.
+        state: dict[str, Any] = {"progress": vars(progress).copy(), "seed": self.config.seed}
+        state |= {"parts": [self.parts.processes, self.parts.accumulate], "loss_sums": sums}
+        state |= {"class_shards": self.world.class_shards}
+        state |= {"scaler": self.scaler.state_dict(), "unreadable": self.unreadable.state()}
+        self.checkpoints.save(Checkpoint(progress.step, tensors, state), self.world)
         progress.checkpoint_seconds += time.perf_counter() - begin
 
     def _averages(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -262,9 +263,9 @@ class Trainer:
                 f"checkpoint of step {checkpoint.step} is of another model or version: {' '.join(str(error).split())}; "
                 "start in another directory (--out)"
             ) from None
-        sums, rank = checkpoint.state.get("loss_sums", [self.progress.loss_sum]), self.world.rank
-        same = len(sums) == self.world.processes
-        self.progress.loss_sum = sums[rank] if same else sum(sums) * self.world.is_main
+        sums, rank = checkpoint.state.get("loss_sums", [self.progress.loss_sum]), self.data.rank
+        same = len(sums) == self.data.processes
+        self.progress.loss_sum = sums[rank] if same else sum(sums) * (rank == 0)
 
 
 def moving_average(model: nn.Module, decay: float) -> AveragedModel:

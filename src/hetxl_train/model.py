@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hetxl._files import read_json, sha256_of, whole_file, write_array, write_json
 from hetxl._seeds import derive_seed
 from hetxl._tensors import content_checksum
-from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier
+from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier, ShardedClassifier
 from hetxl.functional.targets import TargetsLike
 from hetxl.metrics.ensemble import Ensemble
 from hetxl.nn import Classifier, DropoutHead, Head, LearnedTemperature, build_head
@@ -29,6 +29,9 @@ from hetxl_train.data.fingerprint import changes, split_fingerprint
 from hetxl_train.data.mapped_arrays import open_arrays
 from hetxl_train.distributed import World
 from hetxl_train.loaders import blocks, reader
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 BATCH = 64
 """Examples that go through a frozen backbone at a time."""
@@ -46,18 +49,23 @@ class Model(nn.Module):
         return self.head(self.backbone(inputs), targets, **options)
 
 
-def build_model(config: TrainConfig, spec: InputSpec, num_classes: int, link: str) -> Model:
+def build_model(
+    config: TrainConfig, spec: InputSpec, num_classes: int, link: str, mesh: "DeviceMesh | None" = None
+) -> Model:
     """Return backbone and head with the initial weights of the configuration's seed.
 
     The backbone and the classifier's weights are the same for every head of a seed: each part is drawn from a seed of
     its own. Draws outside are not disturbed.
+
+    Args:
+        mesh: the processes that share the classes of a sharded classifier; None for this one alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, 10))
         backbone = build_backbone(config, spec)
         torch.manual_seed(derive_seed(config.seed, 11))
         options = head_options(config, link)
-        classifier = build_classifier(config, backbone.out_features, num_classes, options["bias_init"])
+        classifier = build_classifier(config, backbone.out_features, num_classes, options["bias_init"], mesh)
         if classifier is not None:
             options |= {"classifier": classifier, "bias_init": None}
         options["standardize"] = bool(config.standardize) and trained_part(config, spec) == "head"
@@ -108,18 +116,20 @@ def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
 
 
 def build_classifier(
-    options: HeadOptions, in_features: int, num_classes: int, bias_init: float | None
+    config: TrainConfig, in_features: int, num_classes: int, bias_init: float | None, mesh: "DeviceMesh | None" = None
 ) -> Classifier | None:
     """Return the classifier behind a head; None for its own linear layer. A bias of None is that of nn.Linear."""
-    classifier: LinearClassifier
-    if options.classifier == "linear":
+    classifier: LinearClassifier | ShardedClassifier
+    if config.classifier == "linear":
         return None
-    if options.classifier == "sampled":
-        classifier = SampledClassifier(in_features, num_classes, negatives=options.negatives)
+    if config.classifier == "sampled":
+        classifier = SampledClassifier(in_features, num_classes, negatives=config.negatives)
+    elif config.classifier == "sharded":
+        classifier = ShardedClassifier(in_features, num_classes, mesh=mesh, seed=derive_seed(config.seed, 28))
     else:
         # More neighbours than classes find nothing new.
-        neighbours = min(options.neighbours, num_classes)
-        classifier = RetrievedClassifier(in_features, num_classes, neighbours=neighbours, others=options.negatives)
+        neighbours = min(config.neighbours, num_classes)
+        classifier = RetrievedClassifier(in_features, num_classes, neighbours=neighbours, others=config.negatives)
     if bias_init is not None and classifier.bias is not None:
         nn.init.constant_(classifier.bias, bias_init)
     return classifier

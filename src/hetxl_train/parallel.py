@@ -1,22 +1,26 @@
 """How a model is spread over processes: one small class for each strategy. Nothing else of the loop depends on it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from hetxl_train.config import ParallelOptions
+from hetxl_train.config import ParallelOptions, TrainConfig
 from hetxl_train.distributed import World
 
 Network = TypeVar("Network", bound=nn.Module)
+BLOCK = 2**24
+"""Numbers of a divided tensor that travel to the main process at a time."""
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -97,6 +101,13 @@ class Alone:
         """Return a context for parts of a batch before the last: their gradients are added up, not exchanged."""
         return contextlib.nullcontext()
 
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average gradients over the processes that the backward pass has not averaged, once for a step."""
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        """Scale gradients down to a norm of at most `limit`; return the norm before."""
+        return nn.utils.clip_grad_norm_(parameters, limit)
+
     def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
         """Return a context in which every process has all weights of a model, to evaluate rows of its own."""
         return contextlib.nullcontext()
@@ -114,6 +125,49 @@ class Replicas(Alone):
         """Return a context without exchange."""
         assert isinstance(called, DistributedDataParallel)
         return called.no_sync()
+
+
+class ClassShards(Replicas):
+    """Processes share the classes of a `ShardedClassifier`, and have the rest of the model each.
+
+    The mesh is (data, classes): processes along `classes` see the same rows, those along `data` other rows.
+    """
+
+    divided = True
+
+    def __init__(self, world: World):
+        assert world.mesh is not None
+        self.data = world.replicas
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model with the gradients of all but the classifier averaged over all processes.
+
+        Those of processes that share the classes are equal but for what a device does not compute in a fixed order.
+        """
+        divided = divided_parameters(model)
+        if len(divided) == sum(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(divided))
+        return super().wrap(model)
+
+    def accumulating(self, called: nn.Module) -> AbstractContextManager[object]:
+        """Return a context without exchange."""
+        return super().accumulating(called) if isinstance(called, DistributedDataParallel) else contextlib.nullcontext()
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average the gradients of the classifier over the processes that have the same classes."""
+        for parameter in parameters:
+            if isinstance(parameter, DTensor) and parameter.grad is not None:
+                self.data.sum(local(parameter.grad)).div_(self.data.processes)
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        """Scale gradients by the norm of all of them; torch's own norm does not mix divided and other tensors."""
+        parts = [[p for p in parameters if isinstance(p, DTensor) is divided] for divided in (True, False)]
+        gradients = [[p.grad for p in part if p.grad is not None] for part in parts]
+        norm = torch.stack([whole(nn.utils.get_total_norm(some)) for some in gradients if some]).norm()
+        for part in parts:
+            nn.utils.clip_grads_with_norm_([cast(Tensor, p) for p in part], limit, norm)
+        return norm
 
 
 class Shards(Alone):
@@ -164,7 +218,43 @@ def strategy(name: str, world: World) -> Alone:
     """Return how the processes share the work: by "ddp" or "fsdp"."""
     if world.processes == 1:
         return Alone()
+    if world.mesh is not None:
+        return ClassShards(world)
     return Shards(world) if name == "fsdp" else Replicas()
+
+
+def sharing_classes(world: World, config: TrainConfig) -> World:
+    """Return the processes as a mesh (data, classes) if the configuration splits the classes over them."""
+    if config.classifier != "sharded" or world.processes == 1:
+        return world
+    shards = config.class_shards or world.processes
+    if world.processes % shards:
+        raise ValueError(
+            f"class_shards must divide the number of processes, {world.processes}, found {shards}; "
+            f"leave it out to split the classes over all of them"
+        )
+    # Processes that share the classes exchange most: neighbours, which are often on one machine.
+    shape, names = (world.processes // shards, shards), ("data", "classes")
+    return replace(world, mesh=init_device_mesh(world.device.type, shape, mesh_dim_names=names))
+
+
+def by_division(groups: Iterable[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
+    """Return groups for an optimiser with the parameters whose names have a prefix apart from the others.
+
+    Fused optimisers do not mix divided and other tensors. The groups do not depend on the number of processes.
+    """
+    parted = []
+    for group in groups:
+        for divided in (False, True):
+            pairs = [
+                (name, parameter)
+                for name, parameter in zip(group["names"], group["params"], strict=True)
+                if name.startswith(prefix) is divided
+            ]
+            if pairs:
+                names, parameters = (list(values) for values in zip(*pairs, strict=True))
+                parted.append({**group, "names": names, "params": parameters})
+    return parted
 
 
 # ---- tensors of which a process may have a part
@@ -186,19 +276,61 @@ def whole_on_main(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tens
     """Return tensors with all of those that are divided, one after the other, in the memory of the main process."""
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        value = whole(tensor.detach())
+        value = _rows_on_main(tensor, world) if isinstance(tensor, DTensor) else tensor
         if world.is_main:
-            gathered[name] = value.cpu() if isinstance(tensor, DTensor) else tensor
+            gathered[name] = value
     return gathered
 
 
+@torch.no_grad()
+def _rows_on_main(tensor: DTensor, world: World) -> Tensor:
+    """Return all of a tensor on the CPU of the main process, and nothing in others.
+
+    Rows travel in blocks: no other process, and no device, has more than its part and a block.
+    """
+    mesh = tensor.device_mesh
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    if 0 not in ranks:  # the main process has the same from processes of its own mesh
+        return tensor.new_empty(0)
+    if mesh.ndim != 1 or not tensor.placements[0].is_shard(0):
+        return tensor.full_tensor().cpu()
+    part, rows, each = tensor.to_local(), len(tensor), -(-len(tensor) // len(ranks))
+    value = torch.empty(tensor.shape if world.is_main else 0, dtype=tensor.dtype)
+    step = max(1, BLOCK * rows // max(1, tensor.numel()))
+    for index, rank in enumerate(ranks):
+        first, last = min(index * each, rows), min((index + 1) * each, rows)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            if rank == world.rank:
+                block = part[start - first : stop - first].contiguous()
+            else:
+                block = part.new_empty(stop - start, *tensor.shape[1:])
+            dist.broadcast(block, rank, mesh.get_group())
+            if world.is_main:
+                value[start:stop] = block
+    return value
+
+
 def divided_like(value: Tensor, tensor: Tensor) -> Tensor:
-    """Return a value, which every process has, divided as a tensor is."""
-    if not isinstance(tensor, DTensor):
+    """Return a value, which every process has, divided as a tensor is; one that is divided already stays."""
+    if not isinstance(tensor, DTensor) or isinstance(value, DTensor):
         return value
     return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def divided_parameters(module: nn.Module) -> dict[str, DTensor]:
+    """Return the parameters of which this process has a part, by name."""
+    return {name: value for name, value in module.named_parameters() if isinstance(value, DTensor)}
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load values, which every process has or has its part of, into a module that may be divided."""
+    own = module.state_dict()
+    module.load_state_dict(
+        {name: divided_like(value, own[name]) if name in own else value for name, value in state.items()}
+    )

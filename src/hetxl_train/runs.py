@@ -39,7 +39,7 @@ from hetxl_train.towers import Specs, TwoTowers, build_towers
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "loggers", "keep", "log_every", "timeout")
 """Options that may differ when a run is resumed: they change nothing in its result."""
-HOW_IT_IS_CUT = ("accumulate",)
+HOW_IT_IS_CUT = ("accumulate", "class_shards")
 """Options that may differ as well, as may the number of processes: the resumed run says what they change."""
 BEGUN = ("log.jsonl", "checkpoints", "features", "model.safetensors", "result.json")
 """What a run has, or some of it, once it has begun."""
@@ -213,8 +213,10 @@ def load_run(path: str | Path, device: torch.device | str = "cpu", console: Cons
         spec, names, link = _spec(about["input"]), about["class_names"], about["link"]
     # What τ is was decided by the data. Runs from before that have 1.
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
-    # The trained weights are in the run: published ones need not be downloaded again.
+    # The trained weights are in the run: published ones need not be downloaded again. All classes are in one process.
+    linear = {"classifier": "linear", "class_shards": 0} if run.config.classifier == "sharded" else {}
     config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
+    config = dataclasses.replace(config, **linear)
     with _model_json(run):
         models = [build_model(config, spec, len(names), link) for _ in range(about.get("members", 1))]
         for single, answers in zip(models, about.get("answers", ()), strict=False):
@@ -270,6 +272,7 @@ def _load_weights(run: Run, model: nn.Module, console: Console | None) -> None:
         if checkpoint is None:
             raise ValueError(f"{run.path} has no weights yet: {refused[0] if refused else 'no checkpoint was written'}")
         tensors = weights_of(checkpoint, averaged=bool(run.config.ema))
+    tensors.pop("head.classifier.draws", None)  # of a sharded classifier, which is read as a linear one
     _check_types(path, tensors, model)
     # Buffers may be infinite, such as a mask's.
     check_finite(path, tensors, dict(model.named_parameters()))

@@ -27,6 +27,7 @@ from hetxl.nn import Head
 from hetxl_train.backbones import Pooled, PooledText
 from hetxl_train.config import BackboneOptions, TrainConfig
 from hetxl_train.model import Model
+from hetxl_train.parallel import divided_like, load_state
 from hetxl_train.runs import Trained, check_single, load_run, open_run
 
 IMAGES = ("image_size", "image_mean", "image_std", "interpolation", "crop", "resize")
@@ -76,14 +77,17 @@ def _start_head(head: Head, trained: Trained, config: TrainConfig) -> str:
     """Load the head of a run of the same classes, or of another head its classifier; return what was loaded."""
     before, state = trained.run.config, trained.model.head.state_dict()
     own = head.state_dict()
-    same = (before.head, before.classifier) == (config.head, config.classifier)
+    kinds = [options.classifier.replace("sharded", "linear") for options in (before, config)]  # the same weights
+    same = before.head == config.head and kinds[0] == kinds[1]
     parts = ("classifier.", "standardize.") if not same else ("",)
     # τ is learned or fixed as this run says: the value of the other one goes into the classifier below.
     state = {name: value for name, value in state.items() if name.startswith(parts)}
     state = {name: value for name, value in state.items() if name in own or not name.startswith("temperature.")}
     # A head that had no statistics of its features has none here.
     missing = {
-        name: value for name, value in own.items() if not same or name.startswith(("temperature.", "standardize."))
+        name: value
+        for name, value in own.items()
+        if not same or name.startswith(("temperature.", "standardize.", "classifier.draws"))
     }
     _load(head, {**missing, **state}, trained.run.path)
     # softmax(W φ / τ): with another τ, W changes and the probabilities do not.
@@ -107,9 +111,9 @@ def _start_from_file(model: Model, path: Path) -> Start:
     for name in LAST_LAYERS:
         weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
         if weight is not None and weight.flatten(1).shape == classifier.weight.shape:  # BiT's is [K, D, 1, 1]
-            classifier.weight.copy_(weight.flatten(1))
+            classifier.weight.copy_(divided_like(weight.flatten(1), classifier.weight))
             if bias is not None and classifier.bias is not None:
-                classifier.bias.copy_(bias)
+                classifier.bias.copy_(divided_like(bias, classifier.bias))
             return Start(f"{path}: the backbone and the classifier, its classes taken to be in this order", True)
     return Start(f"{path}: the backbone. The head is new", False)
 
@@ -164,4 +168,4 @@ def _load(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
             f"--start-from {path} does not fit this model: {'; '.join(problems[:3])}{more}. "
             "Use the same --backbone and the same options of the head"
         )
-    module.load_state_dict(state)
+    load_state(module, state)

@@ -93,6 +93,9 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
     if checkpoint is not None:
         trainer.restore(checkpoint)
         difference = trainer.parts.difference(*checkpoint.state.get("parts", (1, task.config.accumulate)))
+        shards = checkpoint.state.get("class_shards", 1)
+        if shards != processes.class_shards:
+            difference += f"; classes over {processes.class_shards} instead of {shards} processes: other rounding"
         console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}{difference}")
     processes.wait()
     before = sum(_phases(trainer.progress).values())  # in the processes that were stopped

@@ -125,7 +125,7 @@ FOLLOWING = {"temperature": "learned", "temperature_method": "bilevel"}
         ({"temperature": "nan"}, "temperature must be a positive number, learned or auto, found 'nan'"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size must be a multiple of accumulate, found 10 and 4"),
         ({"label_smoothing": 0.1, "link": "sigmoid"}, "label_smoothing is for the softmax link"),
-        ({"classifier": "hashed"}, "classifier must be one of linear, sampled, retrieved, found 'hashed'"),
+        ({"classifier": "hashed"}, "classifier must be one of linear, sampled, retrieved, sharded, found 'hashed'"),
         ({"classifier": "sampled", "head": "het"}, "or het-xl without noise_features, found head = het"),
         ({"classifier": "sampled", "noise_features": 3}, "found head = het-xl with noise_features"),
         ({"classifier": "sampled", "label_smoothing": 0.1}, "label_smoothing needs all classes"),

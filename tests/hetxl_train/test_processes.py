@@ -1,4 +1,5 @@
-"""Runs in 2 and 4 processes: the weights of one process that accumulates, and its evaluations to the last digit."""
+"""Runs in 2 and 4 processes, on vectors and on tar shards: the weights of one process that accumulates, and its
+evaluations to the last digit."""
 
 import itertools
 import json
@@ -18,7 +19,7 @@ from hetxl_train.distributed import World
 from hetxl_train.loaders import Parts
 from hetxl_train.runs import read_log
 from support import killed_process, processes, sharded
-from support.pairs import image_folder, small_pairs
+from support.pairs import image_shards, small_pairs
 
 LEARNED = {"temperature": "learned", "temperature_learning_rate": 1.0, "steps": 3}
 CLASSIFIERS = {
@@ -28,6 +29,7 @@ CLASSIFIERS = {
     "bilevel": {"temperature_method": "bilevel", **LEARNED},
     "fsdp": {"data_parallel": "fsdp", "temperature": "learned", "ema": 0.0},
     "frozen": {"frozen": True, "steps": 4, "noise_start": 0.5},
+    "images": {"backbone": "cnn", "width": 8, "depth": 1, "dropout": 0.0, "image_size": 16, "workers": 0, "steps": 4},
 }
 
 
@@ -35,20 +37,24 @@ CLASSIFIERS = {
 def single(tmp_path_factory):
     """A classifier and two towers, trained in one process."""
     folder = tmp_path_factory.mktemp("single")
-    data = image_folder(folder / "images", each=12)
-    for config in configurations(folder, folder, 1, data):
+    image_shards(folder)
+    for config in configurations(folder, folder, 1):
         processes.train_in_double(config)
     return folder
 
 
-def configurations(folder, images, ranks, data=None):
-    data = images / "images" if data is None else data
-    accumulate = processes.PARTS // ranks
+def configurations(folder, data, ranks):
+    """Configurations with a run each in a folder, some on the tar shards of another."""
+    accumulate, shards = processes.PARTS // ranks, str(data / "tars" / "*.tar")
     classifiers = [
-        TrainConfig(**processes.CLASSIFIER | options, accumulate=accumulate, out=str(folder / name))
+        TrainConfig(
+            **processes.CLASSIFIER | ({"data": shards} if name == "images" else {}) | options,
+            accumulate=accumulate,
+            out=str(folder / name),
+        )
         for name, options in CLASSIFIERS.items()
     ]
-    return [*classifiers, small_pairs(data, folder / "pairs", evaluate_every=2)]
+    return [*classifiers, small_pairs(shards, folder / "pairs", evaluate_every=2)]
 
 
 def same_weights(first, second):
@@ -75,13 +81,17 @@ def test_several_processes_train_like_one_that_accumulates(tmp_path, single, ran
     shutil.rmtree(resumed / "checkpoints" / "step-00000006")
     processes.train_in_double(TrainConfig(**processes.CLASSIFIER | CLASSIFIERS["fsdp"], accumulate=4, out=str(resumed)))
     same_weights(single / "fsdp", resumed)
+    metrics = [json.loads((folder / "images" / "result.json").read_text())["metrics"] for folder in (single, tmp_path)]
+    assert metrics[0].keys() == {"validation", "test"}
+    for split, values in metrics[0].items():
+        assert metrics[1][split] == pytest.approx(values, rel=1e-9, abs=1e-12)
     temperatures = [read_log(single / name / "log.jsonl")[-2]["temperature"] for name in ("gradient", "bilevel")]
     assert all(abs(value - 1) > 1e-3 for value in temperatures)  # τ has moved
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_evaluations_in_several_processes_equal_those_of_one_to_the_last_digit(tmp_path, single, ranks):
-    runs = (single / "classifier", single / "pairs")
+    runs = (single / "images", single / "pairs")
     with processes.in_double():
         alone = processes.evaluations(World(torch.device("cpu")), *runs)
     main, *_ = sharded.run(processes.evaluated, ranks, tmp_path, *runs)
@@ -108,15 +118,17 @@ def test_resuming_in_other_parts_states_what_differs():
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint(tmp_path):
+@pytest.mark.parametrize(("kind", "ranks"), [("classifier", 2), ("pairs", 2), ("pairs", 4), ("sharded", 4)])
+def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint(tmp_path, kind, ranks):
     kills = 10
+    image_shards(tmp_path)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path(killed_process.__file__).parents[1]), *filter(None, sys.path)]
     )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
     for name, count in (("straight", 0), ("killed", kills)):
-        program = [killed_process.__file__, str(tmp_path / name), str(count), "0"]
+        program = [killed_process.__file__, str(tmp_path / name), str(count), "0", kind]
         command = [*launcher, f"--max-restarts={count}", *program]
         process = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
         assert process.returncode == 0, process.stderr[-3000:]
@@ -131,7 +143,7 @@ def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
     logs = [
         [
-            (line["kind"], line["step"], line.get("loss", line.get("nll")))
+            {key: value for key, value in line.items() if "second" not in key}
             for line in read_log(tmp_path / name / "log.jsonl")
         ]
         for name in ("straight", "killed")

@@ -1,10 +1,12 @@
 """A run in several processes, one of which is killed again and again, to be started by torchrun with restarts.
 
-    torchrun --max-restarts KILLS … killed_process.py DIRECTORY KILLS SEED
+    torchrun --max-restarts KILLS … killed_process.py DIRECTORY KILLS SEED KIND
+
+The kind is one of `KINDS`; pairs are read from the tar shards DIRECTORY/../tars.
 
 In every attempt but the last a random process is killed at a random moment: before a step, while a batch is evaluated,
-while a checkpoint is written or updated, or while it waits for the others. Every start and kill is noted in
-DIRECTORY/../kills.jsonl.
+while a checkpoint is written or updated, before work that others wait for, or while it waits for others. Every start
+and kill is noted in DIRECTORY/../kills.jsonl.
 """
 
 import json
@@ -16,17 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from hetxl.metrics.records import RecordsBuilder
-from hetxl_train import checkpoint
+from hetxl_train import checkpoint, distributed
 from hetxl_train.checkpoint import Checkpoints
 from hetxl_train.config import TrainConfig
 from hetxl_train.distributed import World
 from hetxl_train.loop import Trainer
 from hetxl_train.training import train
 from support.killed import OPTIONS
+from support.pairs import small_pairs
 from support.training import QUIET
 
 STEPS = {"steps": 100, "evaluate_every": 4, "checkpoint_every": 2, "batch_size": 16}
-MOMENTS = ((Trainer, "take_step"), (RecordsBuilder, "add"), (checkpoint, "write_json"), (World, "wait"))
+MOMENTS = (
+    (Trainer, "take_step"),
+    (RecordsBuilder, "add"),
+    (checkpoint, "write_json"),
+    (Checkpoints, "_write_parts"),
+    (distributed, "_outcome"),
+    (World, "wait"),
+)
+KINDS = {
+    "classifier": lambda out: TrainConfig(**OPTIONS | STEPS, out=str(out)),
+    "sharded": lambda out: TrainConfig(**OPTIONS | STEPS, classifier="sharded", class_shards=2, out=str(out)),
+    "pairs": lambda out: small_pairs(out.parent / "tars" / "*.tar", out, **STEPS, evaluation_pairs=0),
+}
 
 
 class Killer:
@@ -54,7 +69,7 @@ class Killer:
             file.write(json.dumps(values) + "\n")
 
 
-def main(directory: Path, kills: int, seed: int) -> None:
+def main(directory: Path, kills: int, seed: int, kind: str) -> None:
     """Train; in the first attempts, be killed or see another process be."""
     attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     draw = random.Random(seed + attempt)
@@ -68,8 +83,8 @@ def main(directory: Path, kills: int, seed: int) -> None:
             killer.note(resumed=trainer.progress.step)
 
     Trainer.restore = restored
-    train(TrainConfig(**OPTIONS | STEPS, out=str(directory)), console=QUIET)
+    train(KINDS[kind](directory), console=QUIET)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

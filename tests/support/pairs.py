@@ -1,7 +1,9 @@
 """Small pairs and configurations for the tests of contrastive learning."""
 
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,23 @@ def image_folder(folder: Path, each: int = 4, size: int = 16, suffix: str = ".pn
                 Image.fromarray(pixels).save(folder / f"{colour}-{name}-{number}{suffix}")
                 (folder / f"{colour}-{name}-{number}.txt").write_text(f"a {name} {colour} square number {number}\n")
     return folder
+
+
+def image_shards(folder: Path, each: int = 12) -> str:
+    """Tar shards of such images, with a class and a caption each: two to train on, one for each other split."""
+    images = sorted(image_folder(folder / "files", each).glob("*.png"))
+    (folder / "tars").mkdir()
+    shares = {"train-0": images[::3], "train-1": images[1::3], "validation": images[2::6], "test": images[5::6]}
+    for name, share in shares.items():
+        with tarfile.open(folder / "tars" / f"{name}.tar", "w") as archive:
+            for image in share:
+                label = image.stem.rpartition("-")[0].encode()
+                members = {".png": image.read_bytes(), ".cls": label, ".txt": image.with_suffix(".txt").read_bytes()}
+                for suffix, content in members.items():
+                    member = tarfile.TarInfo(f"{image.stem}{suffix}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return str(folder / "tars" / "*.tar")
 
 
 def train_on_rank(folder: str, data: str, rank: int) -> dict[str, list[float]]:

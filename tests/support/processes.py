@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import hetxl_train.tasks.classification as classification
-from hetxl_train import runs, towers
+from hetxl_train import parallel, runs, towers
 from hetxl_train.backbones import Backbone
 from hetxl_train.config import ContrastiveConfig, TrainConfig
 from hetxl_train.data.open import open_data
@@ -143,3 +146,12 @@ def meetings(rank: int, ranks: int, longer: float) -> list[str]:
             except LostRankError as error:
                 answers.append(str(error))
     return answers
+
+
+def gathered(rank: int, ranks: int) -> dict[str, Tensor]:
+    """A tensor of 11 rows that half of the processes share, twice, on the main process, in blocks of two rows."""
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "classes"))
+    values = torch.arange(33.0).view(11, 3)
+    divided = {"rows": distribute_tensor(values, mesh["classes"], [Shard(0)])}
+    with mock.patch.object(parallel, "BLOCK", 6):
+        return parallel.whole_on_main(divided, World(torch.device("cpu"), rank, ranks))

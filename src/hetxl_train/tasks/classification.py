@@ -37,7 +37,7 @@ from hetxl_train.loaders import Order, Parts, to_device
 from hetxl_train.mixing import mixed
 from hetxl_train.model import Model, answers_of, build_model, cached_features, link_of, parameter_counts
 from hetxl_train.num_steps import describe_length, steps_for
-from hetxl_train.parallel import number, prepare
+from hetxl_train.parallel import by_division, load_state, local, number, prepare, sharing_classes, whole_on_main
 from hetxl_train.start_from import Start, start_weights
 from hetxl_train.tasks import Loss, Task
 from hetxl_train.temperature.hypergradient import Batch
@@ -65,6 +65,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self, config: TrainConfig, dataset: Dataset, world: World, console: Console, directory: Path,
         description: Description | None = None,
     ):  # fmt: skip
+        world = sharing_classes(world, config)
         super().__init__(config, dataset, world)
         if config.temperature == "auto":
             recommendation = recommend_for(config, dataset)
@@ -81,7 +82,8 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             raise ValueError(f"{min(self.mixing)} is for images, but this data is {dataset.input.kind}; leave it out")
         self.steps = steps_for(config, dataset)
         self.noise_free = noise_free_steps(self.steps, config.optim)  # steps at the start
-        self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link)
+        mesh = None if world.mesh is None else world.mesh["classes"]
+        self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link, mesh)
         self.start_point: Start | None = None
         if config.start_from is not None:
             self.start_point = start_weights(self.model, config, dataset.class_names, self.link)
@@ -101,7 +103,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             )
         self.prior, self.flip_rate = self._start(prior)
         self.order = Order(len(self.split), derive_seed(config.seed, 12))
-        parts = config.accumulate * world.processes
+        parts = config.accumulate * world.replicas.processes
         self.examples = config.batch_size - held_out_examples(config, parts) * parts
         self.rule: TemperatureRule | None = None
         self.optimizer: optim.Optimizer | None = None
@@ -118,7 +120,8 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         bias = getattr(head.classifier, "bias", None)
         trained = start is not None and start.head
         if self.link == "sigmoid" and config.bias_init is None and bias is not None and not trained:
-            start_bias(bias, torch.as_tensor(self.counts), len(self.split))
+            classes = getattr(head.classifier, "classes", range(len(self.counts)))  # that are here
+            start_bias(local(bias), torch.as_tensor(self.counts)[classes.start : classes.stop], len(self.split))
         if start is None or (head.standardize is not None and not trained):
             measure_features(self.model, self.split)
         if not has_prior:
@@ -149,7 +152,8 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         """Return the groups of the recipe."""
         depths = layer_depths(self.model.backbone) if self.config.layer_decay != 1 else {}
         named = {f"backbone.{name}": depth for name, depth in depths.items()}
-        return parameter_groups(self.model, self.config.optim, named)
+        groups = parameter_groups(self.model, self.config.optim, named)
+        return by_division(groups, "head.classifier.") if self.config.classifier == "sharded" else groups
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
         """Build the rule that a learned τ follows."""
@@ -224,8 +228,9 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.model.train()
         if loss is None or not math.isfinite(loss):
             return  # nothing to come back to; the loop stops at its next loss
+        state = whole_on_main(self.model.head.state_dict(), self.world)
         if self.world.is_main:
-            write_tensors(self.directory / NOISE_FREE, self.model.head.state_dict())
+            write_tensors(self.directory / NOISE_FREE, state)
             write_json(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
         self.world.wait()
 
@@ -239,7 +244,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         if head.covariance is not None and (self.directory / NOISE_FREE).exists():
             before = read_json(self.directory / NOISE_FREE_LOSS)["nll"]
             if self.validated is None or before < self.validated["nll"]:
-                head.load_state_dict(read_tensors(self.directory / NOISE_FREE).tensors)
+                load_state(head, read_tensors(self.directory / NOISE_FREE).tensors)
                 head.covariance.silence()
                 self.noise_kept, self.validated = False, None
         elif head.covariance is not None and self.config.noise_scale is None:
