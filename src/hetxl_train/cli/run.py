@@ -113,13 +113,24 @@ def export(
     top_k: Annotated[int | None, optional("Only the most probable classes and their ids [all].")] = None,
     out: Annotated[Path | None, optional("File to write [model.onnx, model.pt2 or head.safetensors in RUN].")] = None,
     seed: Annotated[int | None, optional("Seed of mc's fixed noise [0].")] = None,
+    uncertainty: Annotated[
+        bool | None,
+        typer.Option(
+            "--uncertainty/--no-uncertainty",
+            help="Also return entropies, top classes, novelty and prediction sets [onnx: yes, torch: no].",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a trained model as one file: ONNX, torch.export, or the head alone."""
     from hetxl.profiling.parameters import format_bytes
     from hetxl_train.export_run import export_run
 
-    written = export_run(run, to, out=out, method=method, num_samples=samples, top_k=top_k, seed=seed)
+    options = {"method": method, "num_samples": samples, "top_k": top_k, "seed": seed, "uncertainty": uncertainty}
+    written = export_run(run, to, out=out, **options)
     typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
+    if written.preprocess is not None:
+        typer.echo(f"{written.preprocess}: image [height, width, 3] uint8 to the pixels that the model takes")
     if written.difference is None:
         typer.echo("Not verified: pip install onnxruntime to compare its output with predict's", err=True)
     else:
