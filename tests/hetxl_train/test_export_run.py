@@ -152,9 +152,9 @@ def test_exported_files_say_how_images_are_made(tmp_path):
     written = export_run(run, out=tmp_path / "a.onnx", console=QUIET)
     assert written.preprocess == tmp_path / "a.preprocess.onnx"
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
-    made = np.asarray(session(written.preprocess).run(None, {"image": pixels})[0])
+    inputs = np.asarray(session(written.preprocess).run(None, {"image": pixels})[0])
     spec = load_run(run).spec
     needed = ImageTransform(16, spec.image)(Image.fromarray(pixels))
-    np.testing.assert_allclose(made[0], needed, rtol=0, atol=2 / 255 / 0.224)
-    probs = np.asarray(session(written.path).run(["probs"], {"image": made})[0])
+    np.testing.assert_allclose(inputs[0], needed, rtol=0, atol=2 / 255 / 0.224)
+    probs = np.asarray(session(written.path).run(["probs"], {"image": inputs})[0])
     assert probs.sum() == pytest.approx(1, abs=1e-5)

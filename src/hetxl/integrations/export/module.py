@@ -104,7 +104,7 @@ class FixedNoiseHead(Capturing, nn.Module):
             # large.
             sampled = self._sampled(distribution, temperature, self.noise)
             sums = (self._summed(logits) for logits in sampled)
-            total, entropies = reduce(lambda one, other: (one[0] + other[0], one[1] + other[1]), sums)
+            total, entropies = reduce(lambda left, right: (left[0] + right[0], left[1] + right[1]), sums)
             probs, expected = total / self.noise.shape[0], entropies / self.noise.shape[0]
         observed = self._observed(probs)
         if not self.uncertainty:
