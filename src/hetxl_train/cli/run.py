@@ -1,4 +1,4 @@
-"""The commands that use trained runs: `hetxl evaluate`, `predict`, `calibrate`, `export`, `rescale` and `report`."""
+"""The commands that use trained runs: `evaluate`, `predict`, `calibrate`, `export`, `push`, `rescale` and `report`."""
 
 import json
 from pathlib import Path
@@ -136,6 +136,22 @@ def export(
     else:
         how = f"within {written.difference:.0e} of" if written.difference else "the same, to the bit, as"
         typer.echo(f"Its probabilities are {how} predict's")
+
+
+def push(
+    run: RunArgument,
+    name: Annotated[str, argument("Repository, as owner/name; or a directory, as ./name or /path/name.")],
+    *,
+    private: Annotated[bool | None, optional("Whether a new repository is private [the account's default].")] = None,
+    license: Annotated[str | None, optional("License for the model card, such as apache-2.0 [left out].")] = None,
+) -> None:
+    """Save a run with a model card to the Hugging Face hub, or to a directory.
+
+    The data's examples, the log and the checkpoints are left out. Log in first with huggingface_hub's hf auth login.
+    """
+    from hetxl_train.hub import push_to_hub
+
+    typer.echo(f"Saved to {push_to_hub(run, name, private=private, license=license)}")
 
 
 def rescale(
