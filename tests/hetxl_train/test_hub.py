@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -12,6 +13,7 @@ from hetxl_train import hub
 from hetxl_train.calibration import calibrate_run
 from hetxl_train.cli.commands import app
 from hetxl_train.console import Console
+from hetxl_train.export_run import export_run
 from hetxl_train.report.card import model_card
 from hetxl_train.runs import load_run
 from support.small_run import small_run
@@ -34,6 +36,21 @@ def test_saved_runs_predict_the_same(run, tmp_path):
     assert torch.equal(saved.model.head.predict(features).probs, expected)
     assert saved.class_names == trained.class_names
     assert torch.equal(heads.from_pretrained(tmp_path / "saved").predict(features).probs, expected)
+
+
+def test_saved_runs_are_run_directories_for_the_commands(run, tmp_path):
+    hub.save_pretrained(run, tmp_path / "saved")
+    np.save(tmp_path / "inputs.npy", np.random.default_rng(0).standard_normal((5, 4), dtype=np.float32))
+    files = []
+    for path in (run, tmp_path / "saved"):
+        files.append(tmp_path / f"{path.name}.jsonl")
+        arguments = ["predict", str(path), str(tmp_path / "inputs.npy"), "--out", str(files[-1]), "--coverage", "0.8"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert files[0].read_text() == files[1].read_text()
+    written = export_run(tmp_path / "saved", "torch", uncertainty=True, console=QUIET)
+    assert written.path == tmp_path / "saved" / "model.pt2"
+    assert "prediction_set" in written.what
 
 
 def test_saved_runs_leave_out_what_is_private(run, tmp_path):
