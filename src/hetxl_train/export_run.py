@@ -11,10 +11,12 @@ from hetxl._checks import one_of
 from hetxl.integrations.export import TOLERANCE, Exportable, exportable, to_onnx, to_torch
 from hetxl.integrations.export.head_file import load_head, save_head
 from hetxl.integrations.export.module import fixed_noise
+from hetxl.integrations.export.preprocess import INTERPOLATIONS, preprocessing_onnx
+from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.model import Model
-from hetxl_train.runs import check_single, load_run
+from hetxl_train.runs import Trained, check_single, load_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
 """Export formats, with the suffixes of their files."""
@@ -31,11 +33,13 @@ class Written:
     size: int  # bytes, of all files where an ONNX model has two
     what: str  # its content in one line
     difference: float | None  # of its probabilities from those of `head.predict`, at most; None if not compared
+    preprocess: Path | None = None  # the graph that makes its inputs of images
 
 
 def export_run(
     run: str | Path, to: str = "onnx", *, out: str | Path | None = None, method: str | None = None,
-    num_samples: int | None = None, top_k: int | None = None, seed: int | None = None, console: Console | None = None,
+    num_samples: int | None = None, top_k: int | None = None, seed: int | None = None,
+    uncertainty: bool | None = None, console: Console | None = None,
 ) -> Written:  # fmt: skip
     """Write the trained model of a run, with its class names, and compare the file with `head.predict`.
 
@@ -46,9 +50,13 @@ def export_run(
         num_samples: S; the run's `eval_samples` without.
         top_k: only the k most probable classes.
         seed: of the fixed noise; the head's own draws without.
+        uncertainty: whether the file also returns entropies, the top classes, novelty if the head has a density, and
+            the prediction sets of a calibrated run. By default "onnx" does, whose outputs have names, and "torch",
+            whose outputs are unpacked by their number, does not.
     """
     one_of("--to", to, SUFFIXES)
     options = {"--method": method, "--samples": num_samples, "--top-k": top_k, "--seed": seed}
+    options["--uncertainty"] = uncertainty
     named = [name for name, value in options.items() if value is not None]
     if to == "head" and named:
         raise ValueError(f"{', '.join(named)}: not for --to head, which holds the weights; give them when it predicts")
@@ -66,15 +74,32 @@ def export_run(
             save_head(trained.model.head, path, class_names=trained.class_names)
             what = f"{type(trained.model.head).__name__} with {len(trained.class_names):,} class names"
             return Written(path, path.stat().st_size, what, _head_difference(trained.model, path, inputs))
-        module = exportable(trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=seed)
+        more: dict[str, Any] = {}
+        if to == "onnx" if uncertainty is None else uncertainty:
+            more = {"uncertainty": True, "sets": _sets(trained, method or "mc")}
+        module = exportable(trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=seed, **more)
         difference = predict_difference(trained.model, module, inputs)
-        about: dict[str, Any] = {"class_names": trained.class_names, "preprocessing": _preprocessing(trained.spec)}
+        preprocessing, graph = _preprocessing(trained.spec), None
+        about: dict[str, Any] = {"class_names": trained.class_names, "preprocessing": preprocessing}
         if to == "onnx":
+            if preprocessing is not None and preprocessing["interpolation"] in INTERPOLATIONS:
+                graph = path.with_suffix(".preprocess.onnx")
+                preprocessing_onnx(graph, preprocessing)
             written = to_onnx(module, path, inputs, input_names=[trained.spec.kind], **about)
         else:
             written = to_torch(module, path, inputs, **about)
     size = sum(file.stat().st_size for file in (path, Path(f"{path}.data")) if file.exists())
-    return Written(path, size, _describe(module, trained.spec), None if written is None else written + difference)
+    difference = None if written is None else written + difference
+    return Written(path, size, _describe(module, trained.spec), difference, graph)
+
+
+def _sets(trained: Trained, method: str) -> Any:
+    """Return what prediction sets are made by, from `hetxl calibrate`, whose probabilities are those of "mc"; None for
+    a run that is not calibrated for sets, and for other methods of a head with noise, which the guarantee excludes."""
+    if not (trained.run.path / FILE).exists() or (method != "mc" and trained.model.head.covariance is not None):
+        return None
+    calibration = Calibration.load(trained.run.path)
+    return calibration.thresholds if trained.link == "sigmoid" else calibration.conformal
 
 
 def _preprocessing(spec: InputSpec) -> dict[str, Any] | None:
@@ -116,4 +141,5 @@ def _describe(module: Exportable, spec: InputSpec) -> str:
     inputs = ", ".join(map(str, spec.shape))
     k = module.top_k
     outputs = f"probs [B, {about['num_classes']}]" if k is None else f"probs and classes [B, {k}]"
-    return f"{how}, {spec.kind} [B, {inputs}] to {outputs}"
+    more = module.output_names[1 if k is None else 2 :]
+    return f"{how}, {spec.kind} [B, {inputs}] to {outputs}" + (f", with {', '.join(more)}" if more else "")

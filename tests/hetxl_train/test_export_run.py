@@ -2,13 +2,20 @@
 
 import json
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 from hetxl.integrations.export import exportable
 from hetxl.integrations.export.head_file import describe_head, load_head
+from hetxl_train.calibration import Calibration, calibrate_run
+from hetxl_train.cli.commands import app
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.export_run import export_run, predict_difference, random_inputs
 from hetxl_train.runs import load_run
 from support.small_run import small_run
@@ -47,6 +54,41 @@ def test_exported_program_predicts_like_the_run(run, tmp_path):
     expected = model.head.predict(features, noise=noise).probs.topk(2)
     torch.testing.assert_close(probs, expected.values, rtol=0, atol=1e-6)
     assert torch.equal(classes, expected.indices)
+
+
+def session(path):
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def test_onnx_of_a_calibrated_run_has_its_prediction_sets(run, tmp_path):
+    features = torch.randn(9, 4)
+    calibrate_run(run, coverage=0.6, score="aps", console=QUIET)
+    try:
+        written = export_run(run, out=tmp_path / "a.onnx", console=QUIET)
+        other = export_run(run, out=tmp_path / "b.onnx", method="mean_field", console=QUIET)
+        conformal = Calibration.load(run).conformal
+    finally:
+        (run / "calibration.json").unlink()
+    assert "with entropy, expected_entropy" in written.what
+    assert "prediction_set" not in other.what  # the thresholds were chosen for the probabilities of mc
+    model = session(written.path)
+    names = [output.name for output in model.get_outputs()]
+    outputs = dict(zip(names, map(np.asarray, model.run(None, {"features": features.numpy()})), strict=True))
+    assert names[0] == "probs"
+    assert model.get_modelmeta().custom_metadata_map["coverage"] == "0.6"
+    assert json.loads(model.get_modelmeta().custom_metadata_map["outputs"]) == names
+    trained = load_run(run).model
+    prediction = trained.head.predict(features, noise=exportable(trained).noise)
+    np.testing.assert_allclose(outputs["mutual_information"], prediction.mutual_information, rtol=0, atol=1e-4)
+    sets = conformal.sets(prediction.probs, torch.zeros(9))
+    assert [set(np.flatnonzero(row)) for row in outputs["prediction_set"]] == [set(ids) for ids in sets]
+
+
+def test_command_leaves_uncertainty_out_on_request(run, tmp_path):
+    path = tmp_path / "a.onnx"
+    result = CliRunner().invoke(app, ["export", str(run), "--out", str(path), "--no-uncertainty"])
+    assert result.exit_code == 0, result.output
+    assert [output.name for output in session(path).get_outputs()] == ["probs"]
 
 
 def test_module_of_another_model_raises(run):
@@ -107,3 +149,12 @@ def test_exported_files_say_how_images_are_made(tmp_path):
     about = json.loads(files["hetxl.json"])["preprocessing"]
     expected = {"size": 16, "mean": [0.1, 0.2, 0.3], "std": [0.229, 0.224, 0.225], "crop": 0.5}
     assert about == expected | {"interpolation": "bilinear", "resize": "shorter"}
+    written = export_run(run, out=tmp_path / "a.onnx", console=QUIET)
+    assert written.preprocess == tmp_path / "a.preprocess.onnx"
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    inputs = np.asarray(session(written.preprocess).run(None, {"image": pixels})[0])
+    spec = load_run(run).spec
+    needed = ImageTransform(16, spec.image)(Image.fromarray(pixels))
+    np.testing.assert_allclose(inputs[0], needed, rtol=0, atol=2 / 255 / 0.224)
+    probs = np.asarray(session(written.path).run(["probs"], {"image": inputs})[0])
+    assert probs.sum() == pytest.approx(1, abs=1e-5)

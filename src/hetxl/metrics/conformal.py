@@ -68,7 +68,10 @@ def class_scores(probs: Tensor, u: Tensor, options: ScoreOptions) -> tuple[Tenso
     Returns:
         scores [b, K], which do not fall along a row, and ids [b, K].
     """
-    ordered, ids = probs.double().sort(dim=-1, descending=True, stable=True)
+    # ONNX has no operator that promises a stable order; onnxruntime's is.
+    ordered, ids = probs.double().sort(
+        dim=-1, descending=True, **({} if torch.compiler.is_exporting() else {"stable": True})
+    )
     if options.kind == "lac":
         return 1 - ordered, ids
     scores = ordered.cumsum(-1) - ordered * (1 - u.double().unsqueeze(-1))

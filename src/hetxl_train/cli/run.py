@@ -1,4 +1,4 @@
-"""The commands that use trained runs: `hetxl evaluate`, `predict`, `calibrate`, `export`, `rescale` and `report`."""
+"""The commands that use trained runs: `evaluate`, `predict`, `calibrate`, `export`, `push`, `rescale` and `report`."""
 
 import json
 from pathlib import Path
@@ -113,18 +113,45 @@ def export(
     top_k: Annotated[int | None, optional("Only the most probable classes and their ids [all].")] = None,
     out: Annotated[Path | None, optional("File to write [model.onnx, model.pt2 or head.safetensors in RUN].")] = None,
     seed: Annotated[int | None, optional("Seed of mc's fixed noise [0].")] = None,
+    uncertainty: Annotated[
+        bool | None,
+        typer.Option(
+            "--uncertainty/--no-uncertainty",
+            help="Also return entropies, top classes, novelty and prediction sets [onnx: yes, torch: no].",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a trained model as one file: ONNX, torch.export, or the head alone."""
     from hetxl.profiling.parameters import format_bytes
     from hetxl_train.export_run import export_run
 
-    written = export_run(run, to, out=out, method=method, num_samples=samples, top_k=top_k, seed=seed)
+    options = {"method": method, "num_samples": samples, "top_k": top_k, "seed": seed, "uncertainty": uncertainty}
+    written = export_run(run, to, out=out, **options)
     typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
+    if written.preprocess is not None:
+        typer.echo(f"{written.preprocess}: image [height, width, 3] uint8 to the pixels that the model takes")
     if written.difference is None:
         typer.echo("Not verified: pip install onnxruntime to compare its output with predict's", err=True)
     else:
         how = f"within {written.difference:.0e} of" if written.difference else "the same, to the bit, as"
         typer.echo(f"Its probabilities are {how} predict's")
+
+
+def push(
+    run: RunArgument,
+    name: Annotated[str, argument("Repository, as owner/name; or a directory, as ./name or /path/name.")],
+    *,
+    private: Annotated[bool | None, optional("Whether a new repository is private [the account's default].")] = None,
+    license: Annotated[str | None, optional("License for the model card, such as apache-2.0 [left out].")] = None,
+) -> None:
+    """Save a run with a model card to the Hugging Face hub, or to a directory.
+
+    The data's examples, the log and the checkpoints are left out. Log in first with huggingface_hub's hf auth login.
+    """
+    from hetxl_train.hub import push_to_hub
+
+    typer.echo(f"Saved to {push_to_hub(run, name, private=private, license=license)}")
 
 
 def rescale(

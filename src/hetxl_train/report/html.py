@@ -72,7 +72,7 @@ def report_html(runs: Sequence[Run], *, created: datetime | None = None) -> str:
     return render(
         "report.html",
         title=f"{heads} on {dataset}" if dataset else heads,
-        facts=[*_data_facts(runs), _origin(runs, created)],
+        facts=[*data_facts(runs), _origin(runs, created)],
         names=form.listed(named),
         # Numbers stay together where lines break.
         advice=advice(table),
@@ -89,7 +89,7 @@ def report_html(runs: Sequence[Run], *, created: datetime | None = None) -> str:
     )
 
 
-def _data_facts(runs: Sequence[Run]) -> list[str]:
+def data_facts(runs: Sequence[Run]) -> list[str]:
     """Return classes and rows, from the first run that describes its data."""
     data = next((run.data for run in runs if run.data), {})
     classes, rows = form.finite(data.get("classes")), data.get("rows")

@@ -55,7 +55,7 @@ def test_export_to_onnx(run):
     trained, features = load_run(run), torch.randn(3, 4)
     noise = exportable(trained.model, num_samples=5, seed=2).noise
     expected = trained.model.head.predict(features, noise=noise).probs
-    (probs,) = session.run(None, {"features": features.numpy()})
+    probs = session.run(["probs"], {"features": features.numpy()})[0]
     np.testing.assert_allclose(probs, expected, rtol=0, atol=1e-5)
     assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == trained.class_names
 

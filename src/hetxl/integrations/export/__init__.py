@@ -27,6 +27,9 @@ __all__ = ["TOLERANCE", "Exportable", "export_program", "exportable", "to_onnx",
 TOLERANCE = 1e-5
 """The largest allowed difference between probabilities of an exported model and torch's."""
 
+UNCERTAINTY_TOLERANCE = 1e-4
+"""The same of entropies in nats and of novelty, as a share of those that are above 1."""
+
 ONE_FILE = 3 * 2**29
 """Bytes of weights that an ONNX file may hold itself: the format ends at 2 GiB. More go to a file beside it."""
 
@@ -109,8 +112,9 @@ def to_onnx(
 ) -> float | None:
     """Write an ONNX model, whole or not at all, once onnxruntime was found to agree with torch for two batch sizes.
 
-    Its outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k]. Its properties hold how it was
-    made (`method`, `num_samples`, …), `hetxl_version` and, as JSON, `class_names` and `preprocessing`.
+    Its outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k], followed by those that
+    `module.output_names` lists. Its properties hold how it was made (`method`, `num_samples`, …), `hetxl_version` and,
+    as JSON, `class_names` and `preprocessing`.
 
     Args:
         module: from `exportable`.
@@ -142,7 +146,7 @@ def to_onnx(
             dynamo=True,
             verbose=False,
             input_names=list(input_names),
-            output_names=["probs"] if module.top_k is None else ["probs", "classes"],
+            output_names=module.output_names,
             dynamic_shapes=(tuple({0: "batch"} for _ in example),),
         )
     for node in converted.model.graph.all_nodes():
@@ -176,26 +180,40 @@ def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], exam
     for count in (1, max(2, len(example[0])) + 1):
         inputs = _rows(example, count)
         with torch.no_grad():
-            probs = module.probabilities(*inputs)
-        outputs = run(inputs)
-        if module.top_k is None:
-            pairs = [(outputs[0], probs)]
-        else:
-            # Classes of equal probability may change places: what counts is the probability of those that were found.
-            dim = module.class_dim(probs)
-            pairs = [(outputs[0], probs.topk(module.top_k, dim).values), (outputs[0], probs.gather(dim, outputs[1]))]
-        for output, expected in pairs:
-            if output.shape != expected.shape:
+            probs, expected = module.probabilities(*inputs), module(*inputs)
+        dim, values = module.class_dim(probs), dict(zip(module.output_names, run(inputs), strict=True))
+        named = {"probs": expected} if isinstance(expected, Tensor) else dict(zip(values, expected, strict=True))
+        for name, output in values.items():
+            if output.shape != named[name].shape:
                 raise ValueError(
-                    f"{what} returns shape {list(output.shape)} for {count} examples, not {list(expected.shape)}"
+                    f"{what} returns shape {list(output.shape)} of {name} for {count} examples, not "
+                    f"{list(named[name].shape)}"
                 )
-            largest = max(largest, float((output - expected).abs().nan_to_num(nan=math.inf).max()))
+        for top, ids in (("probs", "classes"), ("top_probs", "top_classes")):
+            # Classes of equal probability may change places: what counts is the probability of those that were found.
+            if ids in values:
+                largest = max(largest, _largest(values[top], probs.gather(dim, values[ids])))
+            if top in values:
+                largest = max(largest, _largest(values[top], named[top]))
+        for name in ("entropy", "expected_entropy", "mutual_information", "novelty"):
+            if name in values:
+                scale = max(1.0, float(named[name].abs().max()))
+                if (relative := _largest(values[name], named[name]) / scale) > UNCERTAINTY_TOLERANCE:
+                    raise ValueError(
+                        f"{name} of {what} differs from torch's by {relative:.1e} of it, more than "
+                        f"{UNCERTAINTY_TOLERANCE:g}; scale the features, or use another method"
+                    )
     if largest > TOLERANCE:
         raise ValueError(
             f"probabilities of {what} differ from torch's by {largest:.1e}, more than {TOLERANCE:g}; "
             "large logits lose digits: scale the features, or use another method"
         )
     return largest
+
+
+def _largest(values: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors, infinity if there are NaN."""
+    return float((values - expected).abs().nan_to_num(nan=math.inf).max())
 
 
 def _onnx_difference(module: Exportable, path: Path, example: list[Tensor], input_names: Sequence[str]) -> float | None:
@@ -219,7 +237,7 @@ def _about(
     module: Exportable, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     _check_module(module)
-    entries = {"hetxl_version": __version__, **module.about}
+    entries = {"hetxl_version": __version__, **module.about, "outputs": module.output_names}
     if class_names is not None:
         entries["class_names"] = check_names(class_names, module.fixed.head.num_classes)
     if preprocessing is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,12 +18,14 @@ from hetxl._checks import integer_at_least, one_of
 from hetxl.functional import LinearLift, LogitDistribution, Order
 from hetxl.functional.distribution import ORDERS
 from hetxl.functional.engine.predict import METHODS
-from hetxl.functional.links import approximate_log_probs
+from hetxl.functional.links import approximate_log_probs, sigmoid_entropy, softmax_entropy
 from hetxl.integrations.convert.adapter import Adapted
 from hetxl.integrations.convert.capture import Capturing, logits_of
 from hetxl.integrations.convert.layer import HeadLayer
 from hetxl.integrations.convert.locate import find_head
+from hetxl.metrics.conformal import Conformal, class_scores
 from hetxl.nn import Head
+from hetxl.nn.prediction import TOP_CLASSES
 
 BLOCK = 2**20
 """Sampled logits of one example that exist at a time, 4 MiB; more where there would be too many blocks."""
@@ -41,19 +44,39 @@ class FixedNoiseHead(Capturing, nn.Module):
         method: "mc", "deterministic" or one of `hetxl.functional.APPROXIMATIONS`.
         noise: [S, Q] standard normals, for "mc".
         order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
+        uncertainty: append columns to the probabilities: entropy, expected entropy and, if the head has a density,
+            the distance to the training data. As columns, they follow the rows that a model chooses or moves.
     """
 
     noise: Tensor | None
+    means: Tensor | None
+    whitening: Tensor | None
 
-    def __init__(self, head: Head, method: str, noise: Tensor | None = None, order: Order | None = None):
+    def __init__(
+        self,
+        head: Head,
+        method: str,
+        noise: Tensor | None = None,
+        order: Order | None = None,
+        uncertainty: bool = False,
+    ):
         super().__init__()
-        self.head, self.method, self.order = head, method, order
+        self.head, self.method, self.order, self.uncertainty = head, method, order, uncertainty
         self.register_buffer("noise", noise)
+        density = head.density if uncertainty else None
+        for name in ("means", "whitening"):
+            value = None if density is None else getattr(density, name).cpu().float().contiguous()
+            self.register_buffer(name, value)
+
+    @property
+    def columns(self) -> int:
+        """Return how many numbers a row has: K, and those of `uncertainty`."""
+        return self.head.num_classes + (2 + (self.means is not None) if self.uncertainty else 0)
 
     def forward(self, features: Tensor, targets: None = None) -> Tensor:
         """Return probabilities [..., K] of features [..., D]; a model may pass targets=None, as it does to a head.
 
-        In the place of a 1 × 1 convolution: [B, K, H, W] of [B, D, H, W].
+        In the place of a 1 × 1 convolution: [B, K, H, W] of [B, D, H, W]. With `uncertainty`, `columns` in place of K.
         """
         if isinstance(self.head, HeadLayer) and self.head.convolution and features.dim() > 2:
             return self._rows(features.movedim(-3, -1)).movedim(-1, -3)
@@ -67,18 +90,57 @@ class FixedNoiseHead(Capturing, nn.Module):
     def _rows(self, features: Tensor) -> Tensor:
         if self._captured is not None:
             # With memory for every class, as probabilities have: a model may write to them in place.
-            return self._captured.stand_in(features, self.head.num_classes).contiguous()
+            return self._captured.stand_in(features, self.columns).contiguous()
         distribution = self.head.logit_distribution(features)
         temperature = self.head.temperature()
+        expected = None  # without samples, that of the averaged probabilities
         if self.method == "deterministic":
-            return self._observed(self._link(distribution.mean / temperature))
-        if self.noise is None:
+            probs = self._link(distribution.mean / temperature)
+        elif self.noise is None:
             mean, factors = distribution.mean / temperature, distribution.factors / temperature
-            return self._observed(approximate_log_probs(self.method, mean, factors, self.head.link)[0].exp())
-        # One block after the other, each added up before the next is there: no [..., S, K] tensor when S·K is large.
-        sampled = self._sampled(distribution, temperature, self.noise)
-        total = reduce(torch.add, (self._link(logits).sum(-2) for logits in sampled))
-        return self._observed(total / self.noise.shape[0])
+            probs = approximate_log_probs(self.method, mean, factors, self.head.link)[0].exp()
+        else:
+            # One block after the other, each added up before the next is there: no [..., S, K] tensor when S·K is
+            # large.
+            sampled = self._sampled(distribution, temperature, self.noise)
+            sums = (self._summed(logits) for logits in sampled)
+            total, entropies = reduce(lambda left, right: (left[0] + right[0], left[1] + right[1]), sums)
+            probs, expected = total / self.noise.shape[0], entropies / self.noise.shape[0]
+        observed = self._observed(probs)
+        if not self.uncertainty:
+            return observed
+        entropy = self._entropy(observed)
+        if expected is None:
+            expected = entropy
+        elif self.head.flip_rate:
+            expected = entropy - (self._entropy(probs) - expected)  # what the noise explains stays
+        columns = [entropy, expected] + ([] if self.means is None else [self._distance(features)])
+        return torch.cat((observed, torch.stack(columns, -1)), -1)
+
+    def _summed(self, logits: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return the sums over samples of probabilities, [..., K], and of their entropies, [...], of [..., s, K]."""
+        probs = self._link(logits)
+        if not self.uncertainty:
+            return probs.sum(-2), 0.0
+        if self.head.link == "softmax":
+            entropy = softmax_entropy(logits.log_softmax(-1))
+        else:
+            entropy = sigmoid_entropy(nn.functional.logsigmoid(logits), nn.functional.logsigmoid(-logits))
+        return probs.sum(-2), entropy.sum(-1)
+
+    def _entropy(self, probs: Tensor) -> Tensor:
+        """Return the entropy of averaged probabilities in nats, [...]."""
+        if self.head.link == "softmax":
+            return softmax_entropy(probs.log())
+        return sigmoid_entropy(probs.log(), (1 - probs).log())
+
+    def _distance(self, features: Tensor) -> Tensor:
+        """Return `ClassDensity.distance` of features [..., D] without a tensor of all differences, [...]."""
+        assert self.means is not None
+        assert self.whitening is not None
+        rows = features @ self.whitening
+        squares = rows.square().sum(-1, keepdim=True) - 2 * rows @ self.means.T + self.means.square().sum(-1)
+        return squares.amin(-1).clamp(min=0) / features.shape[-1]
 
     def _link(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self.head.link == "softmax" else logits.sigmoid()
@@ -124,11 +186,18 @@ class Exportable(nn.Module):
             `.logits` of an object.
         top_k: how many classes; None for all K.
         seed: that the noise was drawn with.
+        sets: what prediction sets are made by: a calibration, or [K] probabilities from which each label is given.
     """
 
-    def __init__(self, model: nn.Module, top_k: int | None = None, seed: int = 0):
+    limits: Tensor | None
+
+    def __init__(
+        self, model: nn.Module, top_k: int | None = None, seed: int = 0, sets: Conformal | np.ndarray | None = None
+    ):
         super().__init__()
-        self.model, self.top_k, self.seed = model, top_k, seed
+        self.model, self.top_k, self.seed, self.sets = model, top_k, seed, sets
+        limits = sets.thresholds if isinstance(sets, Conformal) else sets
+        self.register_buffer("limits", None if limits is None else torch.tensor(limits, dtype=torch.float64))
 
     @property
     def fixed(self) -> FixedNoiseHead:
@@ -157,11 +226,24 @@ class Exportable(nn.Module):
             entries["noise_scale"] = head.noise_scale
         if head.flip_rate:
             entries["flip_rate"] = head.flip_rate
+        if isinstance(self.sets, Conformal):
+            entries |= {"coverage": self.sets.coverage, "score": self.sets.options.kind}
         return entries if self.top_k is None else entries | {"top_k": self.top_k}
+
+    @property
+    def output_names(self) -> list[str]:
+        """Return the names of the outputs, in their order: what is added comes after `probs` and `classes`."""
+        names = ["probs"] if self.top_k is None else ["probs", "classes"]
+        if self.fixed.uncertainty:
+            names += ["entropy", "expected_entropy", "mutual_information"]
+            names += ["top_probs", "top_classes"] if self.top_k is None else []
+            names += ["novelty"] if self.fixed.means is not None else []
+        return names + (["prediction_set", "set_size"] if self.sets is not None else [])
 
     def probabilities(self, *inputs: Tensor) -> Tensor:
         """Return probabilities of all classes, [B, K] float32."""
-        return logits_of(self.model(*inputs))
+        outputs = logits_of(self.model(*inputs))
+        return outputs.narrow(self.class_dim(outputs), 0, self.fixed.head.num_classes)
 
     @torch.no_grad()
     def check(self, *inputs: Tensor) -> None:
@@ -170,25 +252,48 @@ class Exportable(nn.Module):
         The model does so to logits. Done to the probabilities that are here in their place, it is something else.
         """
         with self.fixed.capture() as captured:
-            outputs = self.probabilities(*inputs)
-        captured.rows_of(outputs, self.fixed.head.num_classes)
+            outputs = logits_of(self.model(*inputs))
+        captured.rows_of(outputs, self.fixed.columns)
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return probabilities [B, K]; with top_k [B, k], most probable first, and their class ids [B, k] int64.
 
-        Of a model that ends in a 1 × 1 convolution: [B, K, H, W], or [B, k, H, W].
+        Of a model that ends in a 1 × 1 convolution: [B, K, H, W], or [B, k, H, W]. With more outputs, a tuple of those
+        that `output_names` lists.
         """
-        probs = self.probabilities(*inputs)
-        if self.top_k is None:
-            return probs
-        values, classes = probs.topk(self.top_k, self.class_dim(probs))
-        return values, classes
+        outputs = logits_of(self.model(*inputs))
+        dim, classes = self.class_dim(outputs), self.fixed.head.num_classes
+        probs = outputs.narrow(dim, 0, classes) if self.fixed.uncertainty else outputs
+        values = {"probs": probs}
+        if self.top_k is not None:
+            values["probs"], values["classes"] = probs.topk(self.top_k, dim)
+        if self.fixed.uncertainty:
+            values["entropy"], values["expected_entropy"] = (outputs.select(dim, classes + at) for at in range(2))
+            values["mutual_information"] = values["entropy"] - values["expected_entropy"]
+            if self.top_k is None:
+                values["top_probs"], values["top_classes"] = probs.topk(min(TOP_CLASSES, classes), dim)
+            if self.fixed.means is not None:
+                values["novelty"] = outputs.select(dim, classes + 2)
+        if self.sets is not None:
+            inside = self._inside(probs.movedim(dim, -1)).movedim(-1, dim)
+            values |= {"prediction_set": inside, "set_size": inside.sum(dim)}
+        results = tuple(values[name] for name in self.output_names)
+        return results if len(results) > 1 else probs
 
-    def class_dim(self, probs: Tensor) -> int:
-        """Return which dimension of `probabilities` has the classes: the last one, or the second as of convolutions."""
-        head = self.fixed.head
+    def _inside(self, probs: Tensor) -> Tensor:
+        """Return which classes are in the prediction set of each row, [..., K] bool, of probabilities [..., K]."""
+        assert self.limits is not None
+        if not isinstance(self.sets, Conformal):
+            return probs >= self.limits
+        # Without chance (u = 0) the steps of the cumulative mass are not broken: the sets are larger, never smaller.
+        scores, ids = class_scores(probs, torch.zeros_like(probs[..., 0]), self.sets.options)
+        return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, scores <= self.limits[ids])
+
+    def class_dim(self, outputs: Tensor) -> int:
+        """Return which dimension of outputs has the classes: the last one, or the second as of convolutions."""
+        head, sizes = self.fixed.head, (self.fixed.columns, self.fixed.head.num_classes)
         dims = (1, -1) if isinstance(head, HeadLayer) and head.convolution else (-1, 1)
-        return next((dim for dim in dims if probs.shape[dim] == head.num_classes), -1)
+        return next((dim for dim in dims if outputs.shape[dim] in sizes), -1)
 
 
 def exportable(
@@ -199,6 +304,8 @@ def exportable(
     top_k: int | None = None,
     seed: int | None = None,
     order: Order | None = None,
+    uncertainty: bool = False,
+    sets: Conformal | np.ndarray | None = None,
 ) -> Exportable:
     """Return a head, or a model with one, as a plain module of traceable operations.
 
@@ -216,6 +323,10 @@ def exportable(
         top_k: return the k most probable classes only; None for all.
         seed: of the noise, drawn by the head's sampler; the head's `eval_seed` without, as `head.predict` has it.
         order: "samples" or "factors" to force an order of evaluation.
+        uncertainty: also return `entropy`, `expected_entropy` and `mutual_information` [B] as `head.predict` has them,
+            `top_probs` and `top_classes` [B, 5] if there is no top_k, and `novelty` [B] if the head has a density.
+        sets: also return `prediction_set` [B, K] bool and `set_size` [B], by a calibration of
+            `hetxl.metrics.conformal.calibrate`, or for the sigmoid link by `label_thresholds`, [K] probabilities.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a head or a module that contains one, found {type(model).__name__}")
@@ -226,6 +337,7 @@ def exportable(
     seed = head.eval_seed if seed is None else integer_at_least("seed", seed, 0)
     if top_k is not None and integer_at_least("top_k", top_k, 1) > head.num_classes:
         raise ValueError(f"top_k must be at most the number of classes, {head.num_classes}, found {top_k}")
+    _check_sets(sets, head)
     samples = head.eval_samples if num_samples is None else integer_at_least("num_samples", num_samples, 1)
     if head.covariance is None or not head.noise_scale:
         method = "deterministic"
@@ -235,12 +347,24 @@ def exportable(
         copied.__class__ = copied.hetxl_base
     head = find_head(copied)
     noise = fixed_noise(head, samples, seed) if method == "mc" else None
-    fixed = FixedNoiseHead(head, method, noise, order)
+    fixed = FixedNoiseHead(head, method, noise, order, uncertainty)
     for parent in list(copied.modules()):
         for name, child in list(parent._modules.items()):  # named_children leaves second names out
             if child is head:
                 setattr(parent, name, fixed)
-    return Exportable(fixed if copied is head else copied, top_k, seed).eval()
+    return Exportable(fixed if copied is head else copied, top_k, seed, sets).eval()
+
+
+def _check_sets(sets: Conformal | np.ndarray | None, head: Head) -> None:
+    """Raise unless thresholds of prediction sets fit a head."""
+    if sets is None:
+        return
+    if isinstance(sets, Conformal) != (head.link == "softmax"):
+        needed = "a Conformal, from calibrate" if head.link == "softmax" else "an array, from label_thresholds"
+        raise TypeError(f"sets must be {needed}, for the {head.link} link, found {type(sets).__name__}")
+    limits = sets.thresholds if isinstance(sets, Conformal) else np.asarray(sets)
+    if limits.shape != (head.num_classes,):
+        raise ValueError(f"sets must have {head.num_classes} thresholds, one for each class, found {limits.shape}")
 
 
 def fixed_noise(head: Head, num_samples: int, seed: int) -> Tensor:
