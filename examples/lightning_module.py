@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a backbone with a head as a LightningModule, and a callback that logs what the head does."""
+"""PyTorch Lightning: a backbone with a head as a LightningModule, and a callback that logs the head's state."""
 
 import logging
 import warnings
@@ -11,21 +11,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetxl
 from hetxl.integrations.lightning import HeadMonitor, HetXLModule
-from hetxl_train.data.synthetic import FeatureSplit, load_synthetic
+from hetxl_train.data.synthetic import load_synthetic
 
 D = 16
 
-# Hints of Lightning's that are of no use here: about data loader workers, and its own use of torch.
+# Lightning's hints about loader workers and about its own use of torch do not matter here.
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
 
 
-def loader_of(split: object, shuffle: bool = False) -> DataLoader:
+def loader_of(split: Any, shuffle: bool = False) -> DataLoader:
     """Batches of inputs [B, D] and class ids [B]."""
-    assert isinstance(split, FeatureSplit)
-    return DataLoader(
-        TensorDataset(split.features, torch.from_numpy(split.labels.ids)), batch_size=256, shuffle=shuffle
-    )
+    rows = TensorDataset(split.features, torch.from_numpy(split.labels.ids))
+    return DataLoader(rows, batch_size=256, shuffle=shuffle)
 
 
 def main() -> None:
@@ -38,15 +36,10 @@ def main() -> None:
     head = hetxl.HetXLHead(in_features=D, num_classes=data.num_classes, rank=8)
 
     module = HetXLModule(backbone, head, learning_rate=0.03, top_k=3)
-    trainer = pl.Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        callbacks=[HeadMonitor()],  # logs temperature, noise_scale and calibration_error
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    # HeadMonitor logs temperature, noise_scale and calibration_error to whatever logger= is: W&B, MLflow, CSV, ...
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    monitor = HeadMonitor()
+    trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[monitor], enable_checkpointing=False, **quiet)
     trainer.fit(module, loader_of(train, shuffle=True), loader_of(validation))
     for name, value in sorted(trainer.callback_metrics.items()):
         print(f"{name:<22} {float(value):.3f}")

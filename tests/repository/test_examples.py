@@ -41,6 +41,47 @@ def test_four_heads_shows_all_four_with_their_parameters():
     assert len(path.read_text().splitlines()) < 80
 
 
+USERS = {
+    "timm_finetune.py": ("averaged weights", "HetXLLayer over 5 classes"),
+    "hf_trainer.py": ("right after loading", "mutual_information"),
+    "parquet_sklearn.py": ("cleanlab suspects", "90% sets cover"),
+    "lightning_module.py": ("noise_scale", "test NLL"),
+    "open_clip_finetune.py": ("zero-shot top-1",),
+    "fastapi_onnx.py": ("200", "features must be rows of 16 numbers"),
+    "uncertainty_methods.py": ("DET", "ensemble of 4", "MC dropout", "Laplace", "HET-XL"),
+}
+"""What people do with their own libraries, and what the program says of it."""
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_programs_for_other_libraries_are_short(name):
+    assert len((EXAMPLES[0].parent / name).read_text().splitlines()) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", USERS)
+def test_programs_for_other_libraries_print_their_results(name):
+    text = run(EXAMPLES[0].parent / name).stdout
+    for words in USERS[name]:
+        assert words in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "pattern", "least"),
+    [
+        ("timm_finetune.py", r"([\d.]+)% of 200 clean images right", 90),
+        ("hf_trainer.py", r"([\d.]+)% right after loading", 60),
+        ("parquet_sklearn.py", r"test accuracy ([\d.]+)%", 85),
+        ("parquet_sklearn.py", r"([\d.]+)% of them are wrong", 70),
+        ("open_clip_finetune.py", r"zero-shot top-1 ([\d.]+)%", 50),
+    ],
+)
+def test_programs_for_other_libraries_learn(name, pattern, least):
+    (share,) = re.findall(pattern, run(EXAMPLES[0].parent / name).stdout)
+    assert float(share) >= least
+
+
 @pytest.mark.slow
 def test_onnx_serving_agrees_with_torch():
     path = next(path for path in EXAMPLES if path.name == "onnx_serving.py")
