@@ -204,8 +204,8 @@ def set_learning_rate(optimizer: optim.Optimizer, value: float) -> None:
 
 
 @torch.no_grad()
-def start_bias(bias: nn.Parameter, counts: Tensor, rows: float) -> None:
-    """Start a bias [K] of the sigmoid link at the log-odds of each class's frequency: counts [K] among so many rows."""
+def start_bias(bias: Tensor, counts: Tensor, rows: float) -> None:
+    """Start a bias [K] of the sigmoid link at the log-odds of each class's frequency: counts [K] among this number of rows."""
     bias.copy_(torch.logit((counts.double() + 0.5) / (rows + 1.0)))
 
 
