@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,10 +13,12 @@ from hetxl.integrations.export import TOLERANCE, Exportable, exportable, to_onnx
 from hetxl.integrations.export.head_file import load_head, save_head
 from hetxl.integrations.export.module import fixed_noise
 from hetxl.integrations.export.preprocess import INTERPOLATIONS, preprocessing_onnx
+from hetxl.nn import fit_density
 from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
-from hetxl_train.model import Model
+from hetxl_train.evaluate_runs import data_for
+from hetxl_train.model import Model, feature_batches
 from hetxl_train.runs import Trained, check_single, load_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
@@ -23,6 +26,9 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
 
 EXAMPLES = 8
 """Random inputs that the exported model is compared on."""
+
+DENSITY_ROWS = 50_000
+"""Training rows that a density is measured on."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Written:
 def export_run(
     run: str | Path, to: str = "onnx", *, out: str | Path | None = None, method: str | None = None,
     num_samples: int | None = None, top_k: int | None = None, seed: int | None = None,
-    uncertainty: bool | None = None, console: Console | None = None,
+    uncertainty: bool | None = None, novelty: bool = False, console: Console | None = None,
 ) -> Written:  # fmt: skip
     """Write the trained model of a run, with its class names, and compare the file with `head.predict`.
 
@@ -53,13 +59,16 @@ def export_run(
         uncertainty: whether the file also returns entropies, the top classes, novelty if the head has a density, and
             the prediction sets of a calibrated run. By default "onnx" does, whose outputs have names, and "torch",
             whose outputs are unpacked by their number, does not.
+        novelty: measure the density of the run's training features first, for the output `novelty`; needs its data.
     """
     one_of("--to", to, SUFFIXES)
     options = {"--method": method, "--samples": num_samples, "--top-k": top_k, "--seed": seed}
-    options["--uncertainty"] = uncertainty
+    options |= {"--uncertainty": uncertainty, "--novelty": novelty or None}
     named = [name for name, value in options.items() if value is not None]
     if to == "head" and named:
         raise ValueError(f"{', '.join(named)}: not for --to head, which holds the weights; give them when it predicts")
+    if novelty and uncertainty is False:
+        raise ValueError("--novelty is one of the outputs that --no-uncertainty leaves out; pass only one of them")
     name = "head" if to == "head" else "model"
     path = Path(run) / f"{name}{SUFFIXES[to]}" if out is None else Path(out)
     if path.suffix != SUFFIXES[to]:
@@ -75,7 +84,9 @@ def export_run(
             what = f"{type(trained.model.head).__name__} with {len(trained.class_names):,} class names"
             return Written(path, path.stat().st_size, what, _head_difference(trained.model, path, inputs))
         more: dict[str, Any] = {}
-        if to == "onnx" if uncertainty is None else uncertainty:
+        if novelty:
+            fit_novelty(trained)
+        if novelty or (to == "onnx" if uncertainty is None else uncertainty):
             more = {"uncertainty": True, "sets": _sets(trained, method or "mc")}
         module = exportable(trained.model, method or "mc", num_samples=num_samples, top_k=top_k, seed=seed, **more)
         difference = predict_difference(trained.model, module, inputs)
@@ -91,6 +102,23 @@ def export_run(
     size = sum(file.stat().st_size for file in (path, Path(f"{path}.data")) if file.exists())
     difference = None if written is None else written + difference
     return Written(path, size, _describe(module, trained.spec), difference, graph)
+
+
+@torch.no_grad()
+def fit_novelty(trained: Trained) -> None:
+    """Set the density of a run's head by the features of its training rows, `DENSITY_ROWS` of them at most."""
+    dataset = data_for(trained)
+    split = dataset.splits["train"]
+    if split.labels.multi:
+        raise ValueError(f"{trained.run.path} has several labels a row, and a density needs one class for each")
+    rows = np.flatnonzero(np.asarray(split.labels.ids) >= 0)
+    if len(rows) > DENSITY_ROWS:
+        rows = np.sort(np.random.default_rng(0).choice(rows, DENSITY_ROWS, replace=False))
+    workers = trained.run.config.workers
+    batches = list(feature_batches(trained.model.backbone, split, rows, workers, torch.device("cpu")))
+    targets = split.labels.take(np.concatenate([some for _, some in batches]))
+    assert isinstance(targets, Tensor)
+    trained.model.head.density = fit_density((features for features, _ in batches), targets, len(trained.class_names))
 
 
 def _sets(trained: Trained, method: str) -> Any:

@@ -16,7 +16,7 @@ from hetxl_train.cli.commands import app
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.transforms import ImageTransform
-from hetxl_train.export_run import export_run, predict_difference, random_inputs
+from hetxl_train.export_run import export_run, fit_novelty, predict_difference, random_inputs
 from hetxl_train.runs import load_run
 from support.small_run import small_run
 from support.training import write_images
@@ -84,6 +84,20 @@ def test_onnx_of_a_calibrated_run_has_its_prediction_sets(run, tmp_path):
     assert [set(np.flatnonzero(row)) for row in outputs["prediction_set"]] == [set(ids) for ids in sets]
 
 
+def test_novelty_is_the_distance_to_the_training_data(run, tmp_path):
+    written = export_run(run, out=tmp_path / "a.onnx", novelty=True, console=QUIET)
+    trained, near = load_run(run), torch.randn(200, 4)
+    fit_novelty(trained)
+    far = near + 20
+    novelties = []
+    for features in (near, far):
+        values = session(written.path).run(["novelty"], {"features": features.numpy()})[0]
+        expected = trained.model.head.predict(features).novelty
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-4)
+        novelties.append(np.asarray(values))
+    assert novelties[0].max() < novelties[1].min()
+
+
 def test_command_leaves_uncertainty_out_on_request(run, tmp_path):
     path = tmp_path / "a.onnx"
     result = CliRunner().invoke(app, ["export", str(run), "--out", str(path), "--no-uncertainty"])
@@ -117,6 +131,8 @@ def test_random_inputs_match_their_spec():
         ({"to": "head", "method": "mc", "seed": 0}, "--method, --seed: not for --to head"),
         ({"to": "torch", "out": "model.onnx"}, "--out must end in .pt2 for --to torch, found model.onnx"),
         ({"to": "onnx", "out": "model"}, "--out must end in .onnx"),
+        ({"novelty": True, "uncertainty": False}, "pass only one of them"),
+        ({"to": "head", "novelty": True}, "--novelty: not for --to head"),
         ({"method": "magic"}, "method must be one of"),
         ({"top_k": 7}, "top_k must be at most the number of classes, 6"),
         ({"num_samples": 0}, "num_samples must be at least 1"),

@@ -117,17 +117,18 @@ def export(
         bool | None,
         typer.Option(
             "--uncertainty/--no-uncertainty",
-            help="Also return entropies, top classes, novelty and prediction sets [onnx: yes, torch: no].",
+            help="Also return entropies, top classes and prediction sets [onnx: yes, torch: no].",
             show_default=False,
         ),
     ] = None,
+    novelty: Annotated[bool, typer.Option("--novelty", help="Measure the run's training data for novelty.")] = False,
 ) -> None:
     """Write a trained model as one file: ONNX, torch.export, or the head alone."""
     from hetxl.profiling.parameters import format_bytes
     from hetxl_train.export_run import export_run
 
     options = {"method": method, "num_samples": samples, "top_k": top_k, "seed": seed, "uncertainty": uncertainty}
-    written = export_run(run, to, out=out, **options)
+    written = export_run(run, to, out=out, novelty=novelty, **options)
     typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
     if written.preprocess is not None:
         typer.echo(f"{written.preprocess}: image [height, width, 3] uint8 to the pixels that the model takes")
