@@ -205,7 +205,7 @@ def set_learning_rate(optimizer: optim.Optimizer, value: float) -> None:
 
 @torch.no_grad()
 def start_bias(bias: Tensor, counts: Tensor, rows: float) -> None:
-    """Start a bias [K] of the sigmoid link at the log-odds of each class's frequency: counts [K] among this number of rows."""
+    """Start a bias [K] of the sigmoid link at the log-odds of each class, which has counts [K] of the rows."""
     bias.copy_(torch.logit((counts.double() + 0.5) / (rows + 1.0)))
 
 
