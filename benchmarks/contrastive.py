@@ -63,7 +63,7 @@ class Batch:
         if self.link in PLAIN:
             loss = PLAIN[self.link]
         else:
-            options: dict[str, Any] = {"link": self.link, "noise": self.noise, "samples": self.samples}
+            options: dict[str, Any] = {"link": self.link, "noise": self.noise, "num_samples": self.samples}
             if self.group is not None:
                 options["noise_group"] = self.group
             loss = ContrastiveLoss(self.features, **options)

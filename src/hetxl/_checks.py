@@ -1,9 +1,11 @@
 """Argument checks shared by the constructors: each error names the argument, what was found and what is allowed."""
 
 import difflib
+import functools
 import math
-from collections.abc import Collection
-from typing import TypeVar, cast
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
 
 Name = TypeVar("Name", bound=str)
 
@@ -52,3 +54,26 @@ def non_negative_float(name: str, value: object) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be at least 0 and finite, found {value}")
     return float(value)
+
+
+def renamed(**names: str) -> Callable[[Any], Any]:
+    """Return a decorator that lets keyword arguments be passed by their old names, with a DeprecationWarning.
+
+    Args:
+        **names: the new name of each old one.
+    """
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for old in names.keys() & options.keys():
+                new = names[old]
+                if new in options:
+                    raise TypeError(f"{old}= is the old name of {new}=; pass {new}= alone")
+                warnings.warn(f"{old}= is now {new}=; {old}= stops working in 0.2", DeprecationWarning, stacklevel=2)
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return call
+
+    return decorate

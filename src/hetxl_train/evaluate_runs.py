@@ -94,7 +94,7 @@ def evaluate_contrastive_run(
     if templates is not None:
         config = replace(config, templates=templates)
     if samples and trained.model.loss.image_noise is None:
-        raise ValueError(f"samples={samples} needs noise on the image side, and {path} has none; leave it out")
+        raise ValueError(f"num_samples={samples} needs noise on the image side, and {path} has none; leave it out")
     texts = TextReader(config.text, config.buckets)
     seen: set[str] | None = None
     if data is None:

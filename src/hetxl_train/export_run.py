@@ -62,7 +62,7 @@ def export_run(
         novelty: measure the density of the run's training features first, for the output `novelty`; needs its data.
     """
     one_of("--to", to, SUFFIXES)
-    options = {"--method": method, "--samples": num_samples, "--top-k": top_k, "--seed": seed}
+    options = {"--method": method, "--num-samples": num_samples, "--top-k": top_k, "--seed": seed}
     options |= {"--uncertainty": uncertainty, "--novelty": novelty or None}
     named = [name for name, value in options.items() if value is not None]
     if to == "head" and named:

@@ -30,7 +30,7 @@ NGRAMS = (2, 3, 4)
 LONGEST = 2048
 """Characters of a text that are looked at."""
 LOSS_OPTIONS = (
-    "link", "covariance", "rank", "residual", "noise_init", "noise_group", "samples", "normalize", "scale_init",
+    "link", "covariance", "rank", "residual", "noise_init", "noise_group", "normalize", "scale_init",
     "bias_init", "max_scale",
 )  # fmt: skip
 BLOCK = 512
@@ -226,7 +226,7 @@ def build_towers(config: ContrastiveConfig, specs: Specs, **options: Any) -> Two
         torch.manual_seed(derive_seed(config.seed, 21))
         text = text_tower(config, specs)
         torch.manual_seed(derive_seed(config.seed, 22))
-        options |= {name: getattr(config, name) for name in LOSS_OPTIONS}
+        options |= {name: getattr(config, name) for name in LOSS_OPTIONS} | {"num_samples": config.samples}
         loss = ContrastiveLoss(config.features, noise=config.noise_side, **options)  # pyright: ignore[reportArgumentType]
     return TwoTowers(image, text, loss)
 

@@ -16,20 +16,20 @@ EVEN, UNEVEN = "even", "uneven"
 CASES: dict[str, dict[str, Any]] = {
     "softmax": {},
     "softmax, all on every process": {"local_loss": False},
-    "softmax, several samples": {"samples": S},
-    "softmax, several samples, all on every process": {"samples": S, "local_loss": False},
-    "softmax, more samples than rows": {"samples": 7},
-    "softmax, more samples than rows, all on every process": {"samples": 7, "local_loss": False},
-    "softmax, normalised after": {"normalize": "after", "samples": S},
+    "softmax, several samples": {"num_samples": S},
+    "softmax, several samples, all on every process": {"num_samples": S, "local_loss": False},
+    "softmax, more samples than rows": {"num_samples": 7},
+    "softmax, more samples than rows, all on every process": {"num_samples": 7, "local_loss": False},
+    "softmax, normalised after": {"normalize": "after", "num_samples": S},
     "softmax, images only": {"noise": "image", "covariance": "efficient"},
     "softmax, texts only": {"noise": "text", "normalize": "both", "local_loss": False},
     "softmax, no noise": {"noise": "none"},
     "softmax, no noise, all on every process": {"noise": "none", "local_loss": False},
-    "sigmoid": {"link": "sigmoid", "samples": S},
+    "sigmoid": {"link": "sigmoid", "num_samples": S},
     "sigmoid, all on every process": {"link": "sigmoid", "local_loss": False},
-    "sigmoid, chunks": {"link": "sigmoid", "chunk": 5, "samples": S},
+    "sigmoid, chunks": {"link": "sigmoid", "chunk": 5, "num_samples": S},
     "sigmoid, ring": {"link": "sigmoid", "gather": "ring"},
-    "sigmoid, ring of chunks": {"link": "sigmoid", "gather": "ring", "chunk": 2, "samples": S},
+    "sigmoid, ring of chunks": {"link": "sigmoid", "gather": "ring", "chunk": 2, "num_samples": S},
     "sigmoid, ring, normalised after": {"link": "sigmoid", "gather": "ring", "normalize": "after", "noise": "text"},
     "sigmoid, no noise": {"link": "sigmoid", "noise": "none"},
     "sigmoid, no noise, ring": {"link": "sigmoid", "noise": "none", "gather": "ring"},
@@ -91,7 +91,7 @@ def step(model: nn.Module, part: slice, noise: Any = None, **options: Any) -> di
 def whole(name: str, **options: Any) -> dict[str, Any]:
     """A case in one process with the whole batch, without torch.distributed."""
     model = Pairs(**CASES[name])
-    return step(model, slice(0, B), normals(model, model.loss.samples), **options)
+    return step(model, slice(0, B), normals(model, model.loss.num_samples), **options)
 
 
 def averaged(values: dict[str, Any], ranks: int) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def everything(rank: int, ranks: int) -> dict[str, Any]:
         part = rows_of(rank, ranks, split)
         for name, options in CASES.items():
             model = Pairs(**options)
-            noise = normals(model, model.loss.samples)
+            noise = normals(model, model.loss.num_samples)
             results[f"{name}, {split}"] = averaged(step(model, part, noise), ranks)
     for name in UNDER_DDP:
         model = Pairs(**CASES[name])
         wrapped = DistributedDataParallel(model)
-        results[f"{name}, DDP"] = step(wrapped, rows_of(rank, ranks, EVEN), normals(model, model.loss.samples))
+        results[f"{name}, DDP"] = step(wrapped, rows_of(rank, ranks, EVEN), normals(model, model.loss.num_samples))
     part = rows_of(rank, ranks, EVEN)
     results["no samples"] = step(DistributedDataParallel(Pairs()), part, num_samples=0)
     results["generator"] = step(DistributedDataParallel(Pairs()), part, generator=torch.Generator().manual_seed(5))

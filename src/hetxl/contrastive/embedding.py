@@ -1,12 +1,13 @@
 """Noise on the embedding of a tower (Section "Contrastive learning with HET-XL")."""
 
 import math
+import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl._checks import integer_at_least, one_of, positive_float
+from hetxl._checks import integer_at_least, one_of, positive_float, renamed
 from hetxl.contrastive.low_rank_noise import add_noise
 from hetxl.functional import SAMPLERS, GaussianNoise
 from hetxl.functional.contrastive import noise_scale
@@ -29,39 +30,46 @@ class NoisyEmbedding(nn.Module):
     """A Gaussian around every embedding, its covariance a function of the embedding.
 
     Args:
-        features: D
+        in_features: D
         covariance: "low_rank" as in the paper, "efficient", "diagonal" or "full".
         rank: R; 15 in the paper.
         residual: "rank1" or "diagonal".
         noise_init: length of the noise at the start, about, as a share of the embedding's: the factors and the residual
             give as much each. Parameters are drawn for embeddings of length 1.
-        sampler: "normal", or a name of `hetxl.functional.SAMPLERS`.
+        sampler: a name of `hetxl.functional.SAMPLERS`; only draws of "iid" are shared in groups.
         group: how many examples in a row share the coefficients of a draw, each with a random sign of its own; 1 for
             independent draws. Every example's noise has the same distribution either way, and that of two examples
             stays uncorrelated; the draws of `low_rank` then cost a tenth. Batches always have at least 16 groups.
     """
 
+    @renamed(features="in_features")
     def __init__(
         self,
-        features: int,
+        in_features: int,
         *,
         covariance: str = "low_rank",
         rank: int = 15,
         residual: str = "rank1",
         noise_init: float = NOISE_INIT,
-        sampler: str = "normal",
+        sampler: str = "iid",
         group: int = GROUP,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.features = integer_at_least("features", features, 1)
-        one_of("sampler", sampler, ("normal", *SAMPLERS))
-        self.sampler = sampler
+        self.in_features = integer_at_least("in_features", in_features, 1)
+        if sampler == "normal":
+            warnings.warn(
+                'sampler="normal" is now "iid"; the old name stops working in 0.2', DeprecationWarning, stacklevel=3
+            )
+            sampler = "iid"
+        self.sampler = one_of("sampler", sampler, tuple(SAMPLERS))
         self.group = integer_at_least("group", group, 1)
         self.noise_init = positive_float("noise_init", noise_init)
-        options = CovarianceOptions(init=noise_init / math.sqrt(features), device=device, dtype=dtype)
-        self.covariance = build_covariance(covariance, features, features, rank=rank, residual=residual, **options)
+        options = CovarianceOptions(init=noise_init / math.sqrt(in_features), device=device, dtype=dtype)
+        self.covariance = build_covariance(
+            covariance, in_features, in_features, rank=rank, residual=residual, **options
+        )
         self._fit_to_unit_length()
 
     @property
@@ -79,7 +87,7 @@ class NoisyEmbedding(nn.Module):
         # A covariance starts for features of unit variance; those of a vector of length 1 have a variance of 1 / D.
         for module in self.covariance.modules():
             if isinstance(module, nn.Linear):
-                module.weight.mul_(math.sqrt(self.features))
+                module.weight.mul_(math.sqrt(self.in_features))
 
     def forward(self, embeddings: Tensor) -> GaussianNoise:
         """Return the noise for embeddings [B, D], as they are when noise is added to them: a Gaussian over [B, D]."""
@@ -88,10 +96,9 @@ class NoisyEmbedding(nn.Module):
     def draw(self, noise: GaussianNoise | int, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Return standard normals, [B, S, Q], for a noise over B embeddings or for B itself."""
         batch = noise if isinstance(noise, int) else len(list(noise.parts().values())[-1])  # J comes first, without B
-        sampler = "iid" if self.sampler == "normal" else self.sampler
         parameter = next(self.parameters())
         options = {"generator": generator, "device": parameter.device, "dtype": parameter.dtype}
-        z = self.covariance.draw(sampler, samples, (batch,), **options)
+        z = self.covariance.draw(self.sampler, samples, (batch,), **options)
         group = self.group_of(batch, samples)
         if group == 1:
             return z
@@ -107,7 +114,7 @@ class NoisyEmbedding(nn.Module):
         1 where independent draws cost no more, or where there would be few groups.
         """
         group, rank = min(self.group, batch // LEAST_GROUPS), self.covariance.rank
-        shares = group > 1 and self.sampler == "normal" and isinstance(self.covariance, LowRankCovariance)
+        shares = group > 1 and self.sampler == "iid" and isinstance(self.covariance, LowRankCovariance)
         # A group costs R matrices to mix, and then each of its examples a product or two for each sample.
         return group if shares and samples * (rank / group + 2) <= rank else 1
 
@@ -155,4 +162,4 @@ class NoisyEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes, as shown when the module is printed."""
-        return f"D={self.features}, noise_init={self.noise_init:g}, sampler={self.sampler!r}"
+        return f"D={self.in_features}, noise_init={self.noise_init:g}, sampler={self.sampler!r}"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hetxl._checks import integer_at_least, one_of, positive_float
+from hetxl._checks import integer_at_least, one_of, positive_float, renamed
 from hetxl.contrastive.chunked_loss import Queries, loss_in_parts, summed_loss
 from hetxl.contrastive.embedding import GROUP, NoisyEmbedding
 from hetxl.contrastive.gather import Alone, Peers, Share
@@ -69,11 +69,11 @@ class PairLoss(nn.Module):
     """A contrastive loss without a scale of its own: `ContrastiveLoss` has one, and a model of open_clip as well.
 
     Args:
-        features: D
+        in_features: D
         link: "softmax" (CLIP, LiT) or "sigmoid" (SigLIP).
         noise: which towers have noise, on their queries (softmax): "both", "image", "text" or "none". With "none" this
             is exactly the loss of CLIP or SigLIP. In calls, `noise` is the standard normals themselves, as of heads.
-        samples: S; one in the paper's training.
+        num_samples: S; one in the paper's training.
         noise_group: `group` of `NoisyEmbedding`.
         normalize: embeddings to length 1 "before" the noise is added (the paper's choice), "after" it, "both" or
             "none". Keys are normalised unless it is "none".
@@ -87,13 +87,14 @@ class PairLoss(nn.Module):
         **noise_options: of `NoisyEmbedding`: covariance, rank, residual, noise_init, sampler, device and dtype.
     """
 
+    @renamed(features="in_features", samples="num_samples")
     def __init__(
         self,
-        features: int,
+        in_features: int,
         *,
         link: Link = "softmax",
         noise: NoiseSide = "both",
-        samples: int = 1,
+        num_samples: int = 1,
         noise_group: int = GROUP,
         normalize: Normalize = "before",
         gather: bool | Literal["ring"] = True,
@@ -107,11 +108,11 @@ class PairLoss(nn.Module):
         one_of("link", link, LINKS)
         one_of("noise", noise, SIDES)
         one_of("normalize", normalize, NORMALIZE)
-        self.features = integer_at_least("features", features, 1)
+        self.in_features = integer_at_least("in_features", in_features, 1)
         self.link: Link = link
         self.noise: NoiseSide = noise
         self.normalize: Normalize = normalize
-        self.samples = integer_at_least("samples", samples, 1)
+        self.num_samples = integer_at_least("num_samples", num_samples, 1)
         self.chunk = None if chunk is None else integer_at_least("chunk", chunk, 1)
         self.memory_budget = None if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
         self.ring, self.local_loss = gather == "ring", local_loss
@@ -126,9 +127,9 @@ class PairLoss(nn.Module):
             raise ValueError('local_loss=False cannot go with gather="ring": the keys of others come one at a time')
 
         options = {"group": noise_group, **noise_options}
-        inspect.signature(NoisyEmbedding).bind(features, **options)  # an unknown option raises without noise as well
-        self.image_noise = NoisyEmbedding(features, **options) if noise in ("both", "image") else None
-        self.text_noise = NoisyEmbedding(features, **options) if noise in ("both", "text") else None
+        inspect.signature(NoisyEmbedding).bind(in_features, **options)  # an unknown option raises without noise as well
+        self.image_noise = NoisyEmbedding(in_features, **options) if noise in ("both", "image") else None
+        self.text_noise = NoisyEmbedding(in_features, **options) if noise in ("both", "text") else None
 
     def embed_image(self, image: Tensor) -> Tensor:
         """Return image embeddings [B, D] as compared at test time: without noise, of length 1 unless left as is."""
@@ -158,11 +159,11 @@ class PairLoss(nn.Module):
         """Return the loss at a scale, and for the sigmoid link a bias, of the logits: scalars. All else is as of
         `ContrastiveLoss.forward`."""
         for name, value in (("image", image), ("text", text)):
-            if value.dim() != 2 or value.shape[1] != self.features:
-                raise ValueError(f"{name} must have shape [B, {self.features}], found {list(value.shape)}")
+            if value.dim() != 2 or value.shape[1] != self.in_features:
+                raise ValueError(f"{name} must have shape [B, {self.in_features}], found {list(value.shape)}")
         if len(image) != len(text):
             raise ValueError(f"image and text must be pairs, found {len(image)} images and {len(text)} texts")
-        samples = self.samples if num_samples is None else integer_at_least("num_samples", num_samples, 0)
+        samples = self.num_samples if num_samples is None else integer_at_least("num_samples", num_samples, 0)
         share = self.peers.share_of(len(image), image.device)
         if share.total == 0:
             raise ValueError("image and text must hold at least one pair, found none")
@@ -244,7 +245,7 @@ class PairLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options, as shown when the module is printed."""
-        return f"link={self.link!r}, noise={self.noise!r}, samples={self.samples}, normalize={self.normalize!r}"
+        return f"link={self.link!r}, noise={self.noise!r}, num_samples={self.num_samples}, normalize={self.normalize!r}"
 
 
 class ContrastiveLoss(PairLoss):
@@ -261,23 +262,24 @@ class ContrastiveLoss(PairLoss):
     right after the mean that DDP takes. Batches may differ in size.
 
     Args:
-        features: D
+        in_features: D
         scale_init: of the learned scale; None for the paper's 3 with noise and 10 without.
         bias_init: of the learned bias of the logits (sigmoid).
         max_scale: bound of the learned scale.
         **options: of `PairLoss`: link, noise, covariance, rank, samples, normalize, gather, …
     """
 
+    @renamed(features="in_features", samples="num_samples")
     def __init__(
         self,
-        features: int,
+        in_features: int,
         *,
         scale_init: float | None = None,
         bias_init: float = -10.0,
         max_scale: float = 100.0,
         **options: Any,
     ):
-        super().__init__(features, **options)
+        super().__init__(in_features, **options)
         device, dtype = options.get("device"), options.get("dtype")
         if scale_init is None:
             scale_init = SCALE_WITHOUT_NOISE if self.noise == "none" else SCALE_WITH_NOISE

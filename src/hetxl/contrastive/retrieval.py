@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl._checks import integer_at_least
+from hetxl._checks import integer_at_least, renamed
 from hetxl.contrastive.loss import ContrastiveLoss
 from hetxl.functional.contrastive import noise_base, noisy_queries
 from hetxl.metrics.summary import score_auroc as auroc
@@ -137,28 +137,39 @@ def zero_shot_weights(
     return F.normalize(total, dim=-1)
 
 
+@renamed(samples="num_samples")
 @torch.no_grad()
 def zero_shot_log_probs(
-    loss: ContrastiveLoss, images: Tensor, weights: Tensor, samples: int = 0, generator: torch.Generator | None = None
+    loss: ContrastiveLoss,
+    images: Tensor,
+    weights: Tensor,
+    num_samples: int = 0,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return log-probabilities of the classes, [n, K]; under the sigmoid link those of each class by itself.
 
-        samples = 0:  log_softmax(scale · embed_image(images) @ weights.T)
-        samples = S:  log of the mean over S draws of softmax(scale · (embedding + noise) @ weights.T)
+        num_samples = 0:  log_softmax(scale · embed_image(images) @ weights.T)
+        num_samples = S:  log of the mean over S draws of softmax(scale · (embedding + noise) @ weights.T)
 
     Args:
         images: [n, D], as the image tower gives them.
         weights: [K, D], from `zero_shot_weights`.
-        samples: S; 0 for the representations without noise, as in the paper.
+        num_samples: S; 0 for the representations without noise, as in the paper.
     """
-    integer_at_least("samples", samples, 0)
-    if samples and loss.image_noise is None:
-        raise ValueError(f"samples={samples} needs noise on the image side, and this loss has none; use samples=0")
-    return torch.cat(list(log_prob_blocks(loss, images, weights, samples, generator)))
+    integer_at_least("num_samples", num_samples, 0)
+    if num_samples and loss.image_noise is None:
+        raise ValueError(
+            f"num_samples={num_samples} needs noise on the image side, and this loss has none; use num_samples=0"
+        )
+    return torch.cat(list(log_prob_blocks(loss, images, weights, num_samples, generator)))
 
 
 def log_prob_blocks(
-    loss: ContrastiveLoss, images: Tensor, weights: Tensor, samples: int = 0, generator: torch.Generator | None = None
+    loss: ContrastiveLoss,
+    images: Tensor,
+    weights: Tensor,
+    num_samples: int = 0,
+    generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """`zero_shot_log_probs` block by block of the images, so that [n, K] need not exist."""
     if weights.dim() != 2 or images.dim() != 2 or images.shape[1] != weights.shape[1]:
@@ -166,14 +177,14 @@ def log_prob_blocks(
             f"images must be [n, D] and weights [K, D], found {list(images.shape)} and {list(weights.shape)}"
         )
     scale, bias = loss.scale(), loss.bias
-    step = max(1, SCORES // (max(1, samples) * max(1, len(weights))))
+    step = max(1, SCORES // (max(1, num_samples) * max(1, len(weights))))
     for start in range(0, max(1, len(images)), step):
         part = images[start : start + step]
-        if not samples or loss.image_noise is None:
+        if not num_samples or loss.image_noise is None:
             queries = loss.embed_image(part).unsqueeze(1)  # [b, 1, D]
         else:
             noise = loss.noise_of_image(part)
-            z = loss.image_noise.draw(noise, samples, generator)
+            z = loss.image_noise.draw(noise, num_samples, generator)
             queries = noisy_queries(part, noise, z, loss.normalize)  # [b, S, D]
         logits = scale * (queries @ weights.to(queries.dtype).T)
         if bias is not None:
@@ -182,13 +193,14 @@ def log_prob_blocks(
         yield torch.logsumexp(logs, dim=1) - math.log(queries.shape[1])
 
 
+@renamed(samples="num_samples")
 @torch.no_grad()
 def top_k(
     loss: ContrastiveLoss,
     images: Tensor,
     weights: Tensor,
     k: int = 5,
-    samples: int = 0,
+    num_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the k most probable classes of each image and their log-probabilities, [n, min(k, K)] each.
@@ -196,6 +208,7 @@ def top_k(
     Other arguments are those of `zero_shot_log_probs`.
     """
     blocks = [
-        block.topk(min(k, len(weights)), dim=-1) for block in log_prob_blocks(loss, images, weights, samples, generator)
+        block.topk(min(k, len(weights)), dim=-1)
+        for block in log_prob_blocks(loss, images, weights, num_samples, generator)
     ]
     return torch.cat([part.indices for part in blocks]), torch.cat([part.values for part in blocks])

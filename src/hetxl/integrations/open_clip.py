@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetxl._checks import positive_float
+from hetxl._checks import positive_float, renamed
 from hetxl.contrastive.loss import PairLoss
 
 NAME = "hetxl_noise"
 """Where a wrapped model keeps its noise: `model.hetxl_noise`, `hetxl_noise.*` in its state dict."""
 
 
+@renamed(features="in_features")
 def wrap(
-    model: nn.Module, *, features: int | None = None, scale_init: float | None = None, **options: Any
+    model: nn.Module, *, in_features: int | None = None, scale_init: float | None = None, **options: Any
 ) -> nn.Module:
     """Give a model of open_clip noise on its embeddings, in place.
 
@@ -31,9 +32,9 @@ def wrap(
 
     Args:
         model: with `visual` and `logit_scale`; the sigmoid link is chosen if it has a `logit_bias`.
-        features: D; that of the image tower unless stated.
+        in_features: D; that of the image tower unless stated.
         scale_init: where the learned scale starts; None leaves it. To train from the start, the paper takes 3.
-        **options: of `hetxl.contrastive.PairLoss`: noise, covariance, rank, samples, gather, local_loss, …
+        **options: of `hetxl.contrastive.PairLoss`: noise, covariance, rank, num_samples, gather, local_loss, …
 
     Returns:
         The model.
@@ -43,10 +44,10 @@ def wrap(
     scale = getattr(model, "logit_scale", None)
     if not isinstance(scale, Tensor):
         raise TypeError(f"model must be one of open_clip, with a logit_scale, found {type(model).__name__}")
-    if features is None:
-        features = getattr(getattr(model, "visual", None), "output_dim", None)
-        if not isinstance(features, int):
-            raise ValueError(f"features must be given: {type(model).__name__} has no visual.output_dim")
+    if in_features is None:
+        in_features = getattr(getattr(model, "visual", None), "output_dim", None)
+        if not isinstance(in_features, int):
+            raise ValueError(f"pass in_features: {type(model).__name__} has no visual.output_dim")
     if options.get("normalize", "before") not in ("before", "both"):
         raise ValueError(
             f'normalize must be "before" or "both", found {options["normalize"]!r}: '
@@ -57,7 +58,7 @@ def wrap(
         "dtype": torch.promote_types(scale.dtype, torch.float32),
         "link": "softmax" if getattr(model, "logit_bias", None) is None else "sigmoid",
     }
-    noise = PairLoss(features, **defaults | options)
+    noise = PairLoss(in_features, **defaults | options)
     noise.register_load_state_dict_pre_hook(_keep_noise)
     model.add_module(NAME, noise)
     if scale_init is not None:

@@ -41,8 +41,11 @@ def evaluate(
     run: Annotated[Path, argument("Run directory.")],
     data: Annotated[str | None, argument(f"{DATA} [the run's own]")] = None,
     *,
-    samples: Annotated[
-        int, typer.Option(help="Also classify with this many noise samples; 22 in the paper.", min=0)
+    num_samples: Annotated[
+        int,
+        typer.Option(
+            "--num-samples", "--samples", help="Also classify with this many noise samples; 22 in the paper.", min=0
+        ),
     ] = 0,
     templates: Annotated[str | None, optional("Prompts separated by | [those of the run].")] = None,
     out: Annotated[Path | None, optional("JSON file for the results.")] = None,
@@ -55,7 +58,7 @@ def evaluate(
     from hetxl_train.evaluate_runs import contrastive_table, evaluate_contrastive_run
     from hetxl_train.report import as_rich
 
-    result = evaluate_contrastive_run(run, data, samples=samples, templates=templates)
+    result = evaluate_contrastive_run(run, data, samples=num_samples, templates=templates)
     if out is not None:
         write_json(out, result)
     if as_json:

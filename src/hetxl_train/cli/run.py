@@ -11,6 +11,10 @@ from hetxl_train.cli.commands import argument, optional
 RunArgument = Annotated[str, argument("Run directory.")]
 Method = Annotated[str, typer.Option(help="mc, deterministic, mean_field, probit or taylor.")]
 Samples = Annotated[int | None, optional("Number of Monte Carlo samples [as trained].")]
+ExportSamples = Annotated[
+    int | None,
+    typer.Option("--num-samples", "--samples", help="Number of Monte Carlo samples [as trained].", show_default=False),
+]
 Target = Annotated[
     str, typer.Option(help="observed: the label that would be given, errors included; clean: the class without them.")
 ]
@@ -109,7 +113,7 @@ def export(
     *,
     to: Annotated[str, typer.Option(help="onnx, torch (torch.export), or head (the head alone).")] = "onnx",
     method: Annotated[str | None, optional("mc, deterministic, mean_field, probit or taylor [mc].")] = None,
-    samples: Samples = None,
+    num_samples: ExportSamples = None,
     top_k: Annotated[int | None, optional("Only the most probable classes and their ids [all].")] = None,
     out: Annotated[Path | None, optional("File to write [model.onnx, model.pt2 or head.safetensors in RUN].")] = None,
     seed: Annotated[int | None, optional("Seed of mc's fixed noise [0].")] = None,
@@ -127,7 +131,7 @@ def export(
     from hetxl.profiling.parameters import format_bytes
     from hetxl_train.export_run import export_run
 
-    options = {"method": method, "num_samples": samples, "top_k": top_k, "seed": seed, "uncertainty": uncertainty}
+    options = {"method": method, "num_samples": num_samples, "top_k": top_k, "seed": seed, "uncertainty": uncertainty}
     written = export_run(run, to, out=out, novelty=novelty, **options)
     typer.echo(f"{written.path}: {format_bytes(written.size)}, {written.what}")
     if written.preprocess is not None:

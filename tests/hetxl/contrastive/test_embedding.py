@@ -131,7 +131,7 @@ def test_draws_come_from_the_generator():
     ("options", "error", "message"),
     [
         ({"covariance": "lowrank"}, ValueError, "covariance must be one of .* did you mean 'low_rank'"),
-        ({"sampler": "gauss"}, ValueError, "sampler must be one of 'normal'"),
+        ({"sampler": "gauss"}, ValueError, "sampler must be one of 'iid'"),
         ({"noise_init": 0.0}, ValueError, "noise_init must be positive"),
         ({"group": 0}, ValueError, "group must be at least 1"),
         ({"rank": 1.5}, TypeError, "rank must be an integer"),
@@ -144,3 +144,12 @@ def test_invalid_options_raise(options, error, message):
 
 def test_repr_has_the_dimension():
     assert "D=8" in repr(NoisyEmbedding(8))
+
+
+def test_old_names_of_arguments_warn_and_work():
+    with pytest.warns(DeprecationWarning, match="features= is now in_features="):
+        assert NoisyEmbedding(features=D).in_features == D  # pyright: ignore[reportCallIssue]
+    with pytest.warns(DeprecationWarning, match='is now "iid"'):
+        assert NoisyEmbedding(D, sampler="normal").sampler == "iid"
+    with pytest.raises(TypeError, match="pass in_features= alone"):
+        NoisyEmbedding(in_features=D, features=D)  # pyright: ignore[reportCallIssue]

@@ -60,7 +60,7 @@ def assert_same(loss, actual, expected, *inputs):
 @pytest.mark.parametrize(("link", "noise", "normalize"), [*itertools.product(LINKS, NOISES, NORMALIZE)])
 def test_the_loss_is_that_of_the_formulas(link, noise, normalize):
     for samples in (1, 2, 5):  # as they are, as factors, and more than the basis has rows
-        loss, (image, text) = build_loss(link=link, noise=noise, normalize=normalize, samples=samples), embeddings()
+        loss, (image, text) = build_loss(link=link, noise=noise, normalize=normalize, num_samples=samples), embeddings()
         z = normals(loss, samples)
         assert_same(loss, loss(image, text, noise=z), reference(loss, image, text, z), image, text)
 
@@ -172,7 +172,7 @@ def test_loss_of_one_pair_is_zero():
         ({"link": "softmx"}, "did you mean 'softmax'"),
         ({"noise": "images"}, "did you mean 'image'"),
         ({"normalize": True}, "normalize must be one of"),
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"num_samples": 0}, "num_samples must be at least 1"),
         ({"chunk": 4}, 'chunk=4 is for link="sigmoid"'),
         ({"gather": "ring"}, 'gather="ring" is for link="sigmoid"'),
         ({"gather": "all"}, "gather must be True, False or"),
@@ -204,7 +204,7 @@ def test_invalid_inputs_raise():
 
 
 def test_repr_has_the_options():
-    assert "link='softmax', noise='both', samples=1" in repr(build_loss())
+    assert "link='softmax', noise='both', num_samples=1" in repr(build_loss())
 
 
 def test_the_sigmoid_has_one_draw_of_a_pair_for_both_sides():

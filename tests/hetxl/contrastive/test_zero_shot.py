@@ -67,7 +67,7 @@ def test_blocks_change_nothing(monkeypatch):
 
 def test_invalid_input_raises():
     loss = ContrastiveLoss(D, noise="text", rank=2)
-    with pytest.raises(ValueError, match="samples=3 needs noise on the image side"):
+    with pytest.raises(ValueError, match="num_samples=3 needs noise on the image side"):
         zero_shot_log_probs(loss, torch.randn(N, D), torch.randn(K, D), 3)
     with pytest.raises(ValueError, match=r"images must be \[n, D\] and weights \[K, D\], found \[5, 6\] and \[9, 4\]"):
         zero_shot_log_probs(loss, torch.randn(N, D), torch.randn(K, 4))

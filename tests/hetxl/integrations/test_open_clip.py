@@ -162,8 +162,8 @@ def test_bad_models_and_options():
         wrap(clip(), normalize="after")
     model = clip()
     model.visual = torch.nn.Identity()
-    with pytest.raises(ValueError, match="features must be given"):
+    with pytest.raises(ValueError, match="pass in_features"):
         wrap(model)
-    assert wrap(model, features=D).hetxl_noise.features == D
+    assert wrap(model, in_features=D).hetxl_noise.in_features == D
     with pytest.raises(ValueError, match="scale_init must be positive"):
         wrap(clip(), scale_init=0.0)

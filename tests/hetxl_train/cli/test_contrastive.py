@@ -19,7 +19,7 @@ def test_train_evaluate_report(tmp_path):
     assert trained.exit_code == 0, trained.output
     assert f"hetxl contrastive report {out}" in trained.stdout
     assert "test zero-shot top-1" in trained.stderr
-    shown = invoke("evaluate", out, "--samples", 2, "--out", tmp_path / "found.json")
+    shown = invoke("evaluate", out, "--num-samples", 2, "--out", tmp_path / "found.json")
     assert shown.exit_code == 0, shown.output
     assert "mean over draws" in shown.stdout
     assert "swaps" in json.loads((tmp_path / "found.json").read_text())

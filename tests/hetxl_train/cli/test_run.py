@@ -46,7 +46,7 @@ def test_errors_of_evaluate_are_one_line(run, tmp_path):
 
 
 def test_export_to_onnx(run):
-    result = call("export", run, "--to", "onnx", "--samples", "5", "--seed", "2")
+    result = call("export", run, "--to", "onnx", "--num-samples", "5", "--seed", "2")
     assert result.exit_code == 0, result.output
     assert f"{run / 'model.onnx'}: " in result.stdout
     assert "KiB, mc with 5 samples, features [B, 4] to probs [B, 6]" in result.stdout
@@ -72,7 +72,7 @@ def test_errors_of_export_are_one_line(run, tmp_path, monkeypatch):
     for words, message in (
         ((tmp_path,), "is not a run directory"),
         ((run, "--to", "tflite"), "--to must be one of 'onnx', 'torch', 'head'"),
-        ((run, "--to", "head", "--samples", "3"), "--samples: not for --to head"),
+        ((run, "--to", "head", "--num-samples", "3"), "--num-samples: not for --to head"),
         ((run, "--method", "mean-field"), "did you mean 'mean_field'"),
         ((run, "--top-k", "7"), "top_k must be at most"),
         ((run, "--out", tmp_path / "model.pt"), "--out must end in .onnx"),
