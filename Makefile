@@ -45,7 +45,7 @@ test-slow: $(STAMP) ## the slow tests: the wheel in an empty environment, all ex
 	@$(BIN)/python -m pytest -m slow
 
 bench: $(STAMP) ## measure samplers, methods, the engine and the training loop against their limits (about an hour)
-	@$(BIN)/python benchmarks/samplers.py --write docs/samplers.md
+	@$(BIN)/python benchmarks/samplers.py --write docs/methods.md
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md

@@ -1,7 +1,7 @@
 """Measure the error of log p[y] for each sampler of `hetxl.functional.samplers` against many more samples.
 
 python benchmarks/samplers.py                            # tables, about three minutes on one core
-python benchmarks/samplers.py --write docs/samplers.md   # also into that page, with img/samplers.svg beside it
+python benchmarks/samplers.py --write docs/methods.md   # also into that page, with img/samplers.svg beside it
 """
 
 import argparse
@@ -223,11 +223,11 @@ def main() -> None:
             console.print(rich_table(f"{title}: error", rmse_rows))
             console.print(about, markup=False)
             console.print(rich_table(f"{title}: iid samples with the same error", iid_rows))
-            parts += [f"### {title}", about, samplers_table("error of log p[y]", rmse_rows)]
+            parts += [f"#### {title}", about, samplers_table("error of log p[y]", rmse_rows)]
             parts += [samplers_table("iid samples with the same error", iid_rows)]
     times = [[name, *(digits(value) for value in values)] for name, values in draw_times().items()]
     console.print(rich_table(f"Milliseconds to draw the normals of {B} examples", times))
-    parts += ["### Time to draw", f"Milliseconds for the normals of {B} examples with Q = {R + 1}, medians of 7."]
+    parts += ["#### Time to draw", f"Milliseconds for the normals of {B} examples with Q = {R + 1}, medians of 7."]
     parts += [samplers_table("ms", times)]
     closing = (
         f"Measured on {machine()}. For these examples and labels the errors are known to ±{spread:.0%} or better (one "

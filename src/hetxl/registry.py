@@ -23,7 +23,7 @@ RANK = 50
 TRAIN_SAMPLES = 16
 EVAL_SAMPLES = 256
 """The defaults of τ, R and S through every door: heads, `hetxl.convert`, the command, scikit-learn and Lightning. 256
-orthogonal samples are as exact as the paper's 1,000 independent ones unless the noise is large (docs/samplers.md)."""
+orthogonal samples are as exact as the paper's 1,000 independent ones unless the noise is large (docs/methods.md)."""
 
 
 @dataclass(frozen=True)

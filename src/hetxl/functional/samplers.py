@@ -8,7 +8,7 @@ they differ in how the draws of one example depend on each other, which is what 
 | `orthogonal` | pairs z, −z; up to Q pairs at right angles to each other | one thin QR for each example |
 | `sobol` | a scrambled Sobol net, shifted anew for each example | an inverse normal for each number |
 
-`docs/samplers.md` measures them.
+`docs/methods.md` measures them.
 """
 
 from functools import lru_cache
