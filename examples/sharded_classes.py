@@ -1,4 +1,4 @@
-"""Training with the classes split over some processes and the data over others, which goes on after a crash.
+"""Training with the classes split over some processes and the data over others, which resumes after a crash.
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/sharded_classes.py --replicas 2 --out run
@@ -75,7 +75,7 @@ def train(
         set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
         first = whole[-1] + 1
     for step in range(first, steps + 1):
-        # A batch is a function of its step, so that a run that goes on sees what it would have seen.
+        # A batch is a function of its step, so that a resumed run sees the same batches.
         rows = torch.randint(len(inputs), (B,), generator=torch.Generator().manual_seed(step))[replica::replicas]
         loss = model(inputs[rows], labels[rows])
         optimiser.zero_grad()

@@ -102,7 +102,7 @@ class Cnn(nn.Module):
             there, so that 32 × 32 pixels are still 4 × 4 after the last stage.
         channels: 3, or 1 for grey images.
         places: the features are read from a grid of about this many places a side. 1 is the mean over all places, for
-            things that may be anywhere; signs are told apart by where their strokes are.
+            things that may be anywhere; signs differ in where their strokes are.
         stages: how many; small images are halved before the first of three, so that they end as small as after four.
         centred: whether the features are normalised over the batch, and not each example by itself. For images that
             are nearly the same on the whole, so that at the start nearly all of their features is common to all: what a

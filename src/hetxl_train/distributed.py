@@ -198,7 +198,7 @@ def find_device(name: str) -> torch.device:
         try:
             torch.empty(0, device=device)
         except (AssertionError, RuntimeError) as error:  # torch has no error of its own for it
-            reason = str(error).strip().partition("\n")[0].partition(". ")[0]  # torch goes on with all it has
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]  # torch's message is long
             raise ValueError(f"device {name!r} is not available ({reason}); use cpu or auto") from None
         return device
     if torch.accelerator.is_available():
@@ -254,7 +254,7 @@ def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
 def destroy_process_group() -> None:
     """End the process group, as the last thing that a program does with it.
 
-    This is dist.destroy_process_group(), and a moment for the threads of gloo. They let go of the last tensors only
+    This is dist.destroy_process_group(), and a moment for the threads of gloo. They release the last tensors only
     after the collective has returned, and need the interpreter for it: a thread that finds it gone ends the process by
     SIGABRT, with all work done, and torchrun starts everything again. Threads are joined with the last reference to
     their group, and the caches of DTensor, so of FSDP2 too, never release theirs.

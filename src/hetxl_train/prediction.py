@@ -162,7 +162,7 @@ def _rounded(value: torch.Tensor, digits: int) -> float | None:
 
 
 def _calibration(trained: Trained, coverage: float | None, risk: float | None) -> Calibration | None:
-    """Return the calibration of a run if it is for this coverage and risk; None if neither is asked for.
+    """Return the calibration of a run if it is for this coverage and risk; None if neither is requested.
 
     Thresholds of several labels are used wherever a run has them.
     """

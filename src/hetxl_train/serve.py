@@ -94,7 +94,7 @@ class Batcher:
                 self.arrived.clear()
 
     def _take(self) -> list[tuple[Tensor, "asyncio.Future[list[Any]]"]]:
-        """Return the requests of the next batch, without those that nobody waits for any more."""
+        """Return the requests of the next batch, without those whose client has given up."""
         batch, count = [], 0
         while self.waiting and (not batch or count + len(self.waiting[0][0]) <= self.limits.batch):
             inputs, future = self.waiting.popleft()

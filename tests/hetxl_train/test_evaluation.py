@@ -112,7 +112,7 @@ def test_data_that_has_changed_since(tmp_path):
     with pytest.raises(ValueError, match=r"is not what .* was trained on"):
         rescale_run(tmp_path / "run", console=Console(quiet=True))
     assert evaluate_run(tmp_path / "run", str(path), device="cpu")["examples"] == 310
-    (tmp_path / "run" / "result.json").unlink()  # not ended: it would go on with other rows
+    (tmp_path / "run" / "result.json").unlink()  # not ended: it would resume with other rows
     with pytest.raises(ValueError, match=r"train had 240 rows and has 248.*train again in another --out"):
         train(config, console=Console(quiet=True))
 

@@ -30,7 +30,7 @@ def test_default_steps_scale_with_dataset_size(rows, batch, steps, alone, option
     assert config.epochs is None
     expected = steps if options == {"backbone": "mlp"} else alone
     assert steps_for(config, data(rows)) == expected
-    fixed = with_length(config, data(rows))  # so many passes from then on
+    fixed = with_length(config, data(rows))  # that many epochs from then on
     assert steps_for(fixed, data(2 * rows)) == pytest.approx(2 * expected, abs=1)
 
 

@@ -47,7 +47,7 @@ def test_pages_with_code_are_found():
 
 
 def wrong_words(line: str) -> list[str]:
-    """The commands and options of a line that `hetxl` does not have; a COMMAND that stands for any is let be."""
+    """The commands and options of a line that `hetxl` does not have; a COMMAND that stands for any is left out."""
     command: Any = get_command(app)
     words = shlex.split(line, comments=True)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):

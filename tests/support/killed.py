@@ -78,7 +78,7 @@ def main(directory: Path, kills: int, seed: int, backbone: str) -> None:
             sys.exit(1)
         elif killed >= kills:
             break
-        else:  # it ended before enough kills: take the result away, and the last checkpoints, to go on from earlier
+        else:  # it ended before enough kills: take the result away, and the last checkpoints, to resume earlier
             (directory / "result.json").unlink()
             for checkpoint in sorted(directory.glob("checkpoints/step-*"))[1:]:
                 for file in checkpoint.iterdir():

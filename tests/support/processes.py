@@ -125,7 +125,7 @@ def evaluations(processes: World, classifier: Path, pairs: Path) -> dict[str, An
 
 
 def meetings(rank: int, ranks: int, longer: float) -> list[str]:
-    """What processes that wait for one that takes long, for an error and for one that is lost are told."""
+    """The errors of processes that wait for a slow one, for one that raised and for one that is lost."""
     os.environ |= {"WORLD_SIZE": str(ranks)}
     answers = []
     with world("cpu", timeout=longer / 10) as processes:

@@ -165,7 +165,9 @@ def _examples(built: store.Built, labels: str, members: int) -> _Examples:
     counts = np.bincount(target[target >= 0], minlength=len(FILES) if labels == "file" else len(target))
     classes = np.flatnonzero(counts >= members)
     if len(classes) < 2:
-        raise ValueError(f"members must be lower than {members}: {len(classes)} classes have so many examples, not 2")
+        raise ValueError(
+            f"members must be lower than {members}: {len(classes)} classes have that many examples, and 2 are needed"
+        )
     enough = f"with {members} examples or more"
     if labels == "file":
         names, note = [FILES[number] for number in classes], f"the lexicographers' files {enough}"

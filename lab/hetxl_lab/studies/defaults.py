@@ -97,7 +97,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
 LEARNING_RATES = (0.5, 1.0, 2.0)  # multiples of the preset's learning rate
 WEIGHT_DECAYS = (0.01, 0.1, 0.5)
 REACH = 8.0
-"""Both searches go on beyond an end that is the best, in factors of two, up to this multiple of where they began."""
+"""Both searches continue beyond an end that is the best, in factors of two, up to this multiple of where they began."""
 SEED = 1000  # of the tuning runs: none of those that are compared
 
 

@@ -192,7 +192,7 @@ class FewShot(PaperStudy):
             f"{name}: {bench['classes']:,} {kind}, {bench['queries']:,} test examples"
             for name, bench in summary["benches"].items()
         )
-        note = f"{sizes}. A dash where less than half of the classes have so many training examples"
+        note = f"{sizes}. A dash where less than half of the classes have that many training examples"
         return [Table("Few-shot linear evaluation", columns, rows, note)]
 
     def plot(self, summary: Summary, path: Path) -> Path:

@@ -221,7 +221,7 @@ class LabelAudit(Study):
                 f"{self.question} {summary['rate']:.0%} of the labels are flipped.",
                 f"In {above} of {len(settings)} settings the average precision is above that of cleanlab's best score "
                 f"(p < {LEVEL}), in {below} below it. Cleanlab's best is the best, by the mean over the seeds and "
-                "with the flips known, of three scores with the probabilities of DET and of HET-XL: nobody could "
+                "with the flips known, of three scores with the probabilities of DET and of HET-XL: no user could "
                 "choose it without knowing them.",
                 self.image_link,
                 "## Average precision",

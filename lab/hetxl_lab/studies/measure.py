@@ -127,7 +127,7 @@ def _sampled(head: Head, step: Step, features: Tensor, generator: torch.Generato
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a device to finish: an accelerator goes on while Python does."""
+    """Wait for a device to finish: an accelerator computes while Python runs ahead."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 

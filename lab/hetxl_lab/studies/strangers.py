@@ -173,7 +173,7 @@ class Strangers(Study):
         ]
         parts += [_twins_text(summary["settings"]), self.image_link]
         if summary["missing"]:
-            parts.append(f"Not run yet: {', '.join(summary['missing'])}. The same command goes on with them.")
+            parts.append(f"Not run yet: {', '.join(summary['missing'])}. Rerun the same command to run them.")
         for title, table in (("Right labels", clean_table), ("scikit-learn", sklearn_table)):
             rows = table(summary["settings"])
             parts += [f"## {title}", rows] if rows else []

@@ -350,7 +350,7 @@ class _OneSetting:
     def _add(
         self, label: str, seed: int, outcome: Outcome, trainings: int, everything: Sequence[Outcome] | None = None
     ) -> None:
-        """One replication of a row; other that failed is told and left out."""
+        """One replication of a row; another one that failed is reported and left out."""
         if outcome.result is None:
             self.console.say(f"{self.setting.name}, {label}, seed {seed} is left out: {outcome.error}")
             return

@@ -90,7 +90,7 @@ class LearnTau(SearchStudy):
     title = "Learning τ"
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with a grid of τ where it is asked for, and τ = 1 alone otherwise."""
+        """Return the profile with a grid of τ if requested, else with τ = 1 alone."""
         profile = super().adapt(profile, options)
         return profile if options.get("grid") else dataclasses.replace(profile, temperatures=())
 

@@ -22,13 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FRESH_SHARE = 16  # one row in so many may be fresh: scoring those of a million costs a batch about what its search does
+FRESH_SHARE = (
+    16  # one row in this many may be fresh: scoring those of a million costs a batch about what its search does
+)
 FEW_FRESH = 1024  # as many always may
 LONG_SHARE = 256
-"""One row in so many, the longest, is always scored beside the index: near to queries of many directions, and so to be
-found in no particular place."""
+"""One row in this many, the longest, is always scored beside the index: it is near to queries of many
+directions."""
 QUICK_SHARE = 8
-"""One cell in so many is searched at most for a loss, whatever that finds: a loss needs no exact neighbours."""
+"""One cell in this many is searched at most for a loss, whatever that finds: a loss needs no exact neighbours."""
 LEAST_EFFORT = 8  # cells that a search looks at
 TUNED_ON, TUNED_FOR = 128, 10  # queries that the effort is tuned on, and the neighbours of each that should be found
 ALIGNED = 16  # columns come in multiples of this, for which the inner loops are several times faster

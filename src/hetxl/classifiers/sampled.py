@@ -82,7 +82,7 @@ class SampledClassifier(LinearClassifier):
             ids = targets.ids if targets.lists is None else targets.lists.classes
             assert ids is not None
             if not len(labels):
-                labels = labels.new_zeros(1)  # any class: nobody asks for it, and the loss is 0 of all parameters
+                labels = labels.new_zeros(1)  # any class: the loss of no example does not depend on it
             draws = (ids != IGNORE_INDEX).sum().clamp(min=1)
             # Each is there with this probability, so it stands for its inverse; also the example's own label, which
             # keeps the odds between classes as they are.

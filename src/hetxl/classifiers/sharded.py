@@ -64,7 +64,7 @@ class ShardedClassifier(Classifier):
         device: of the parameters; that of the mesh by default.
 
     Attributes:
-        draws: how often noise was drawn in training, a part of the state: a run that goes on draws what it would have
+        draws: how often noise was drawn in training, a part of the state: a resumed run draws the same noise
             drawn.
 
     >>> ShardedClassifier(64, 1000).classes
@@ -442,7 +442,7 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 class ShardedLogits(LogitDistribution):
     """The Gaussian over the logits of all processes' classes.
 
-    What it is asked for, all processes must ask for: it comes from all of them. Only the covariance of the classes that
+    Every process must request the same quantities: each comes from all of them. Only the covariance of the classes that
     it was made for, [..., k], is there already, so that one process alone may print a prediction.
     """
 

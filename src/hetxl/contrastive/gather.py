@@ -71,7 +71,7 @@ class Alone(Peers):
 
 
 class Share:
-    """A batch over processes, each with so many pairs of it, and which part of it this one has."""
+    """A batch over processes, each with its number of pairs, and which part of it this one has."""
 
     def __init__(self, peers: Peers, sizes: list[int]):
         self.peers, self.sizes = peers, sizes

@@ -30,7 +30,7 @@ class Affine:
 
 
 class LogitDistribution:
-    """N(mean(x), Σ(x)) over the logits [..., K], before the temperature. Nothing is computed until it is asked for,
+    """N(mean(x), Σ(x)) over the logits [..., K], before the temperature. Nothing is computed before it is read,
     from the tensors it was made of as they are then.
 
     HET, HET-H:  logits = classifier(φ) + lift(ε)

@@ -104,7 +104,7 @@ class GaussianNoise:
         return self.mapped(to_accumulation_dtype)
 
     def scaled(self, factor: float) -> "GaussianNoise":
-        """Every draw times a factor: standard deviations so many times as large."""
+        """Every draw times a factor: standard deviations that many times as large."""
         factors, scale = self.factors, self.scale
         if scale is not None:
             scale = scale * factor

@@ -136,7 +136,7 @@ def _as_lists(targets: Tensor | Sequence[Sequence[int] | Tensor]) -> LabelLists:
 
 
 # The values have to be looked at, since an id out of range would give a finite loss. A graph that is being compiled
-# does so in an operator, which gives its argument back: it would leave out one whose result nobody reads.
+# does so in an operator, which gives its argument back: it would drop one whose result is not read.
 def _in_range(ids: Tensor, num_classes: int, ignores: bool = True) -> Tensor:
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _checked_ids(ids, num_classes, ignores)

@@ -191,7 +191,7 @@ class HetXLModule(pl.LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        """Start the metrics anew."""
+        """Reset the metrics."""
         # Lightning does so too, but after `validate` under inference mode: `fit` could not add to what that leaves.
         score: Any
         for score in self.scores.values():
@@ -357,7 +357,7 @@ class HeadMonitor(pl.Callback):
         self._head = find_head(pl_module, self.name)
 
     def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
-        """Let go of the head."""
+        """Release the head."""
         self._leave()
         self._head = None
 
@@ -383,7 +383,7 @@ class HeadMonitor(pl.Callback):
         self._leave()
 
     def on_validation_epoch_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
-        """Start anew."""
+        """Reset."""
         self.error.to(pl_module.device)
         self.error.reset()
 

@@ -210,7 +210,7 @@ class RowTrainer:
 
 
 EPOCHS = 50
-"""What `max_iter=None` stands for: so many epochs, or more where few rows make short ones, for `Defaults.steps`."""
+"""What `max_iter=None` stands for: this many epochs, or more where few rows make short ones, for `Defaults.steps`."""
 
 PRIOR_ROWS = 20_000
 """Rows that the prior is chosen on, at most; every tenth is held out to judge by."""
@@ -253,13 +253,13 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             layers. `predict_proba(X, target="clean")` leaves it out.
         batch_size: rows of a step.
         max_iter: epochs; None for 50, or more where those would be fewer than 2,000 steps (1,000 with hidden layers).
-        tol: training ends when the loss has not fallen by this much for `n_iter_no_change` epochs; 0 to go on.
+        tol: training ends when the loss has not fallen by this much for `n_iter_no_change` epochs; 0 never stops early.
         early_stopping: watch the loss of rows held out of training, not the training loss, and keep the weights that
             were best there.
         validation_fraction: share of the rows held out.
         standardize: bring features to mean 0 and variance 1; `partial_fit` keeps running moments.
         class_weight: None, "balanced", or a dict from label to weight.
-        warm_start: let `fit` go on from the last fit.
+        warm_start: let `fit` continue from the last fit.
         random_state: of initial weights, order of rows and noise.
         verbose: print the loss of each epoch.
 
@@ -340,7 +340,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         steps = math.ceil(len(rows) / self.batch_size)
         epochs = self.max_iter or max(EPOCHS, math.ceil(self._defaults.steps / steps))
         recipe = self._trainer.recipe
-        # What goes on from an earlier fit has its noise already.
+        # A fit that continues an earlier one has its noise already.
         recipe = recipe if fresh else dataclasses.replace(recipe, noise_start=0.0)
         silent = noise_free_steps(epochs * steps, recipe)
         self.n_iter_, self.loss_curve_, self.validation_loss_curve_ = 0, [], []
@@ -400,7 +400,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         """Fit τ and the scale of the noise to labels that can be trusted, and that `fit` has not seen.
 
         A model of noisy labels is as unsure as they are wrong; a few right ones tell how sure it may be. The classes
-        that it predicts hardly change, their probabilities do. Training that goes on has the scales of before. X and y
+        that it predicts hardly change, their probabilities do. Continued training keeps the fitted scales. X and y
         are as of `fit`, with the same classes.
         """
         check_is_fitted(self)
@@ -458,7 +458,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         kind = type_of_target(y)
         several = kind not in ("binary", "multiclass")
         if not reset and several != self._multilabel:
-            raise ValueError(f"y is {kind}, and the y of the fit that this one goes on from was not")
+            raise ValueError(f"y is {kind}, and the y of the fit that this one continues was not")
         if not several:
             return X, column_or_1d(y, warn=True)
         y = y.toarray() if hasattr(y, "toarray") else y

@@ -151,7 +151,7 @@ class _Fit:
             if (inside == low and slope > 0) or (inside == high and slope < 0):
                 slope = 0.0  # the loss still falls at this end of the range: the minimum is here
             point.grad = torch.tensor(slope, dtype=torch.float64)
-            # Beyond an end that the loss rises towards, it goes on as a line.
+            # Beyond an end that the loss rises towards, it continues as a line.
             return torch.tensor(_STEEPNESS * math.log(loss) + slope * (float(point) - inside), dtype=torch.float64)
 
         optimizer.step(closure)

@@ -178,7 +178,7 @@ def class_bands(class_counts: np.ndarray) -> np.ndarray:
     """Return the band of each class: 0 head, 1 middle, 2 tail.
 
     Classes are sorted by their training examples, most first (of equals, the lower id). The **head** is the fewest
-    classes from the front that together have at least a third of all training examples, the **middle** goes on to at
+    classes from the front that together have at least a third of all training examples, the **middle** continues to at
     least two thirds, and the **tail** is all the rest, classes without training examples included. A class that crosses
     a border belongs to the band it starts in. Counts of training examples [K] → bands [K] int8.
     """

@@ -25,7 +25,7 @@ class AveragedHead(DetHead):
 
     @abstractmethod
     def _draws(self, noisy: NoisyFeatures, samples: int) -> Iterator[Tensor]:
-        """Yield so many draws of the logits [..., K], before τ."""
+        """Yield `count` draws of the logits [..., K], before τ."""
 
     def _source(self, noisy: NoisyFeatures) -> tuple[torch.Generator, bool]:
         """Return where draws come from, and whether all examples share them: without a generator those of the seed."""

@@ -14,6 +14,6 @@ def main() -> None:
         print("the hetxl command needs more packages: pip install 'hetxl[train]'", file=sys.stderr)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show τ shows its escape, and goes on
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show τ shows its escape
             stream.reconfigure(errors="backslashreplace")
     app(prog_name="hetxl")

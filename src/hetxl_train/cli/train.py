@@ -111,10 +111,19 @@ def tune(
     method: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(METHODS)}; auto: by the options of a method that are set, or by the data and --trainings."
+            help=f"{', '.join(METHODS)}; auto: by the options of a method that are set, or by the data and --max-runs."
         ),
     ] = "auto",
-    trainings: Annotated[int | None, optional("auto: number of runs that there is time for [1].", min=1)] = None,
+    max_runs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-runs",
+            "--trainings",
+            help="auto: number of runs that the budget allows [1].",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
     grid: Annotated[str | None, optional("grid: values of τ, separated by commas [the paper's 8].")] = None,
     trials: Annotated[int | None, optional("bayes: runs in all, over all machines [30].", min=1)] = None,
     parallel: Annotated[int | None, optional("bayes: runs of a step [5].", min=1)] = None,
@@ -143,11 +152,11 @@ def tune(
     values = {"trials": trials, "parallel": parallel, "sampler": search_sampler, "storage": storage}
     values["grid"] = None if grid is None else _numbers(grid)
     own = {name: value for name, value in values.items() if value is not None}
-    if method != "auto" and trainings is not None:
-        raise ValueError(f"--trainings is for --method auto, found --method {method}")
+    if method != "auto" and max_runs is not None:
+        raise ValueError(f"--max-runs is for --method auto, found --method {method}")
     if method == "auto":  # the method whose options are set
         owners = (name for name in METHODS if own.keys() & set(METHODS[name].options))
-        method = next(owners, None) or recommended(config, trainings or 1, Console())
+        method = next(owners, None) or recommended(config, max_runs or 1, Console())
     own |= {"folds": folds, "retrain": retrain, "held_out": held_out, "jobs": jobs}
     search = Search(method, **own)  # pyright: ignore[reportArgumentType]
     path = run_search(config, search)

@@ -131,7 +131,7 @@ def assemble(
 
 
 def row_type(count: int) -> type[np.integer]:
-    """Return the integer type for the numbers of so many rows: four bytes if these suffice."""
+    """Return the integer type for the numbers of this many rows: four bytes if these suffice."""
     return np.uint32 if count <= 2**32 else np.int64
 
 

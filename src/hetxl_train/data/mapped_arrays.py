@@ -37,7 +37,7 @@ class MappedArray:
     fortran: bool = False  # whether it is stored column by column
     bfloat16: bool = False  # whether the integers are the upper halves of float32
     held: np.ndarray | None = None  # the array itself, if it could not be mapped
-    source: str = ""  # what it was copied from, for errors: nobody knows the files of the cache
+    source: str = ""  # what it was copied from, for errors: users do not know the files of the cache
     stamp: tuple[int, int] | None = None  # size and time of the file when it was opened; None for an array not in one
 
     @classmethod

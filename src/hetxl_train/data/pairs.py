@@ -391,7 +391,7 @@ def swapped(pairs: PairSplit, rate: float, within: bool = False, seed: int = 0) 
 
 
 def _draw_swaps(categories: np.ndarray, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draw so many rows at random, by category and in a random order; none is alone in its category."""
+    """Draw `count` rows at random, by category and in a random order; none is alone in its category."""
     sizes = np.bincount(categories, minlength=1)
     order = rng.permutation(len(categories))
     order = order[sizes[categories[order]] > 1]

@@ -41,8 +41,8 @@ _HEADS += ["DET + temperature scaling", "DET + label smoothing", "HET-XL + scali
 KNOWN = {label: index for index, label in enumerate(_HEADS)}
 """Heads that look the same in every chart."""
 MARKERS_UP_TO = 12  # lines with more points than this have a marker at their end alone
-POINTS = 400  # a line has at most so many points
-TABLE_ROWS = 40  # the numbers beneath a chart have at most so many rows
+POINTS = 400  # the most points of a line
+TABLE_ROWS = 40  # the most rows of the numbers beneath a chart
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ def estimate(
 ) -> Estimate:
     """Measure one part of a step, twice, and count what will be held. The model is left as it was.
 
-    Inputs [b, ...] and targets are of one part; a step has so many parts in this process.
+    Inputs [b, ...] and targets are of one part; a step has that many parts in this process.
     """
     device, seconds, head_seconds = inputs.device, 0.0, 0.0
     options: dict[str, Any] = {"reduction": "sum", "generator": torch.Generator(device).manual_seed(0)}

@@ -47,15 +47,15 @@ class Recommendation:
         return self.method == "train"
 
 
-def recommend_for(config: TrainConfig, dataset: Dataset, trainings: int = 1) -> Recommendation:
-    """Return the method to choose τ for a run; `trainings` is the number of runs that the budget allows."""
+def recommend_for(config: TrainConfig, dataset: Dataset, max_runs: int = 1) -> Recommendation:
+    """Return the method to choose τ for a run; `max_runs` is the number of runs that the budget allows."""
     return recommend(
         rows=len(dataset.splits["train"]),
         num_classes=dataset.num_classes,
         steps=steps_for(config, dataset),
         batch_size=config.batch_size,
         validation_rows=len(dataset.splits["validation"]) if "validation" in dataset.splits else 0,
-        trainings=trainings,
+        max_runs=max_runs,
         label_noise=config.label_noise != "none",
     )
 
@@ -67,14 +67,14 @@ def recommend(
     steps: int,
     batch_size: int,
     validation_rows: int = 0,
-    trainings: int = 1,
+    max_runs: int = 1,
     label_noise: bool = False,
 ) -> Recommendation:
-    """Return the method to choose τ for so many training rows, steps of a run, and runs that the budget allows.
+    """Return the method to choose τ for a number of training rows, of steps and of runs that the budget allows.
 
     With `label_noise`, training labels are known to be worse than those of validation.
     """
-    sizes = {"rows": rows, "num_classes": num_classes, "steps": steps, "batch_size": batch_size, "trainings": trainings}
+    sizes = {"rows": rows, "num_classes": num_classes, "steps": steps, "batch_size": batch_size, "max_runs": max_runs}
     for name, value in sizes.items():
         integer_at_least(name, value, 1)
     integer_at_least("validation_rows", validation_rows, 0)
@@ -93,6 +93,6 @@ def recommend(
     if validation_rows < VALIDATION_ROWS:
         return Recommendation("fixed", f"{risk}, and {validation_rows:,} validation examples are too few to fit τ on")
     for method, runs in (("bayes", BAYES_RUNS), ("grid", GRID_RUNS)):
-        if trainings >= runs:
-            return Recommendation(method, f"{risk}, and there is time for {trainings} runs")
+        if max_runs >= runs:
+            return Recommendation(method, f"{risk}, and there is time for {max_runs} runs")
     return Recommendation("posthoc", f"{risk}, and τ can be fitted on {validation_rows:,} validation examples")

@@ -155,7 +155,7 @@ def test_methods_without_samples_keep_to_the_memory_budget(monkeypatch):
     head, features, _, _ = setting()
     seen, joined = [], adaptive.joined
     monkeypatch.setattr(adaptive, "joined", lambda parts, shape: seen.append(len(parts)) or joined(parts, shape))
-    budget = 2 * 4 * 8 * K * (head.covariance.size + 1)  # two examples, four copies of so many float64
+    budget = 2 * 4 * 8 * K * (head.covariance.size + 1)  # two examples, four copies of that many float64
     for method, expected in (("mean_field", 5), ("deterministic", 1)):
         head.memory_budget = None
         whole = head.predict(features, method=method)

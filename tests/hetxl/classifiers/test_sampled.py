@@ -184,8 +184,8 @@ def test_without_a_label_the_loss_is_zero_of_all_parameters(proposal):
     _, sampled, features, targets, noise = heads(proposal=proposal, counts=COUNTS, negatives=3)
     for count, reduction in ((B, "mean"), (B, "sum"), (0, "mean")):
         sampled.zero_grad()
-        nobody = torch.full_like(targets, -100)[:count]
-        loss = sampled.loss(features[:count], nobody, reduction, noise=noise[:count])
+        no_labels = torch.full_like(targets, -100)[:count]
+        loss = sampled.loss(features[:count], no_labels, reduction, noise=noise[:count])
         assert loss == 0
         loss.backward()
         assert all((parameter.grad == 0).all() for parameter in sampled.parameters())

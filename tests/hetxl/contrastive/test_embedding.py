@@ -114,7 +114,7 @@ def test_draws_are_shared_only_in_large_batches():
     assert module.group_of(16 * 64, 1) == 64
     assert module.group_of(16 * 8 + 3, 1) == 8  # at least sixteen groups
     assert module.group_of(16, 1) == 1
-    assert module.group_of(1024, 100) == 1  # the factors cost less than so many samples
+    assert module.group_of(1024, 100) == 1  # the factors cost less than that many samples
     assert build(rank=15, group=1).group_of(1024, 1) == 1
     assert build(rank=15, sampler="antithetic").group_of(1024, 1) == 1
     assert build(rank=15, covariance="efficient").group_of(1024, 1) == 1

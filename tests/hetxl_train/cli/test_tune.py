@@ -39,7 +39,7 @@ def test_auto_reports_the_method_and_its_reason(tmp_path):
         (["--method", "grid", "--storage", "x"], "storage is for method = bayes"),
         (["--method", "bayes", "--grid", "1,2"], "grid is for method = grid, found bayes"),
         (["--method", "grid", "--trials", "3"], "trials is for method = bayes, found grid"),
-        (["--method", "posthoc", "--trainings", "3"], "--trainings is for --method auto"),
+        (["--method", "posthoc", "--max-runs", "3"], "--max-runs is for --method auto"),
         (["--temperature", "2"], "No such option"),
     ],
 )

@@ -27,9 +27,9 @@ def test_many_epochs_over_few_examples_do_not_learn_the_temperature():
     assert method(**small) == "posthoc"
     assert method(**small | {"steps": 1100, "batch_size": 256}) == "posthoc"
     assert method(**small | {"validation_rows": 0}) == "fixed"
-    assert method(**small | {"trainings": 8}) == "grid"
-    assert method(**small | {"trainings": 29}) == "grid"
-    assert method(**small | {"trainings": 30}) == "bayes"
+    assert method(**small | {"max_runs": 8}) == "grid"
+    assert method(**small | {"max_runs": 29}) == "grid"
+    assert method(**small | {"max_runs": 30}) == "bayes"
 
 
 @pytest.mark.parametrize("change", [{"steps": 300}, {"label_noise": True}, {"steps": 50_000}])
@@ -50,7 +50,7 @@ def test_method_changes_at_its_thresholds():
     assert method(**several | {"steps": 5001}) == "posthoc"
 
 
-@pytest.mark.parametrize("name", ["rows", "num_classes", "steps", "batch_size", "trainings"])
+@pytest.mark.parametrize("name", ["rows", "num_classes", "steps", "batch_size", "max_runs"])
 def test_an_error_names_a_number_out_of_range(name):
     with pytest.raises(ValueError, match=name):
         recommend(**(LARGE | {name: 0}))

@@ -156,8 +156,8 @@ def text_of(number, length=7):
 def write_files(directory):
     """A small WordNet.
 
-    Each of `SIZES` has so many kinds, all below entity by way of thing; another "bank" is an instance of thing and has
-    8 kinds. The members of animal are below tool too, as a second hypernym. Two members of plant share a gloss.
+    Each of `SIZES` is the number of kinds, all below entity by way of thing; another "bank" is an instance of thing and
+    has 8 kinds. The members of animal are below tool too, as a second hypernym. Two members of plant share a gloss.
     """
     lines = ["  1 This is a licence.  "]
     keys = {}
@@ -248,7 +248,9 @@ def test_classes_are_first_hypernyms_with_enough_examples(cache):
 def test_members_bound_the_classes(cache):
     assert "coin" in load_wordnet(members=4, cache=cache).class_names
     assert load_wordnet(members=20, cache=cache).class_names == ["animal", "bank"]
-    with pytest.raises(ValueError, match="members must be lower than 30: 1 classes have so many examples, not 2"):
+    with pytest.raises(
+        ValueError, match="members must be lower than 30: 1 classes have that many examples, and 2 are needed"
+    ):
         load_wordnet(members=30, cache=cache)
 
 

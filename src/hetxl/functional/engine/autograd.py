@@ -40,7 +40,7 @@ class Job(ABC):
         tensors = self.inputs.tensors()
         if torch.is_grad_enabled():
             return Fused.apply(self, tuple(tensors), *tensors.values())
-        # Parameters ask for gradients that nobody will read: under no_grad and inference_mode there are none to make.
+        # Parameters require gradients that are never read under no_grad and inference_mode: do not compute them.
         return self.result(tensors)
 
     def evaluation(self, tensors: dict[str, Tensor], needed: frozenset[str] = frozenset()) -> Evaluation:
@@ -242,6 +242,6 @@ class Fused(torch.autograd.Function):
             return None, None, *formed.finished(gradient)
         with job.plain_precision():
             evaluation = job.evaluation({name: tensor.detach() for name, tensor in tensors.items()}, ctx.needed)
-            # A job that formed its gradients is asked for them a second time, through the same graph.
+            # A job that formed its gradients has to return them a second time, through the same graph.
             job.backward(evaluation, gradient if job.scalar else output, gradient)
         return None, None, *evaluation.gradients.finished()

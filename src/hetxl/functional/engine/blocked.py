@@ -222,12 +222,12 @@ class Evaluation:
         out = self.like.new_empty(self.inputs.batch, self.inputs.samples)
         for examples, block in self.blocks():
             count = _length(examples)
-            nobody = torch.full((count,), -1, device=self.like.device)
+            no_label = torch.full((count,), -1, device=self.like.device)
             normalisers = Normalisers(self.like, count, self.inputs.samples)
             for classes in slices(self.inputs.num_classes, self.plan.class_block):
                 for group, samples, logits, _ in self._by_group(block, examples, classes):
                     softmax.exclude(logits, excluded, examples, group, classes)
-                    normalisers.of(group).add(logits, nobody[group], samples, classes.start)
+                    normalisers.of(group).add(logits, no_label[group], samples, classes.start)
             out[examples] = normalisers.finished()[0]
         return out
 

@@ -269,7 +269,7 @@ class RowBlock(ABC):
             self.gradients.add("temperature", -self.scaling / self.inputs.temperature)
 
     def _scale(self, gradient: Tensor, rows: Tensor) -> None:
-        """Add what rows and their gradient say of τ, where that is asked for: a pass over both."""
+        """Add what rows and their gradient say of τ, if τ is learned: a pass over both."""
         if "temperature" in self.gradients:
             self.scaling += (gradient * rows).sum()
 

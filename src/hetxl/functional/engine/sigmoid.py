@@ -22,7 +22,7 @@ LIMIT = 40.0  # beyond this σ(−u) is exp(−u) to the last bit, and samples e
 
 
 class MeanSigmoid(NamedTuple):
-    """What the samples of a class come to, each [...]."""
+    """Averages over the samples of a class, each [...]."""
 
     log_p: Tensor  # log p̄
     log_not_p: Tensor  # log(1 − p̄)

@@ -90,7 +90,7 @@ def _activation_after(model: nn.Module, name: str) -> str | None:
 
 
 def _takers(model: nn.Module) -> Counter[int]:
-    """Return how many modules of a model take so many features, by that number."""
+    """Return the number of modules of a model by the number of features that they take."""
     counts: Counter[int] = Counter()
     for module in model.modules():
         values = (getattr(module, name, None) for name in _TAKEN)

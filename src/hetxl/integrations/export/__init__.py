@@ -261,7 +261,7 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def _rows(inputs: list[Tensor], count: int) -> list[Tensor]:
-    """Return so many rows of each, from the start again where there are fewer."""
+    """Return `count` rows of each, repeated from the start if there are fewer."""
     return [value[torch.arange(count) % len(value)] for value in inputs]
 
 

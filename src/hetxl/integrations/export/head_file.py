@@ -229,7 +229,7 @@ def _build(path: Path, configuration: dict[str, Any], shapes: dict[str, tuple[in
     try:
         head = _empty_head(configuration)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = str(error).splitlines()[0]  # torch's own go on with a trace
+        reason = str(error).splitlines()[0]  # torch's own errors end with a trace
         raise ValueError(f"{path} is damaged: in its configuration, {reason}") from None
     if problem := _mismatch(head, shapes):
         raise ValueError(f"{path} is damaged: {problem}")

@@ -21,7 +21,7 @@ def distribution_of(variant, *batch, **options):
 
 
 def opaque_mean(distribution):
-    """The same distribution with a classifier that nobody knows to be linear."""
+    """The same distribution with a classifier that is not known to be linear."""
     affine = distribution.classifier
     return LogitDistribution(distribution.features, lambda x: affine(x), distribution.noise, distribution.lift)
 
