@@ -75,15 +75,15 @@ def assert_same_weights(actual, expected, atol):
 
 @pytest.mark.parametrize(("case", "ranks"), [*((case, 2) for case in CASES), *((case, 4) for case in ON_FOUR)])
 def test_processes_that_share_the_classes_train_and_evaluate_like_one(runs, case, ranks):
-    one, several = runs / f"{case}-1", runs / f"{case}-{ranks}"
-    assert_same_weights(several, one, 1e-9)
-    first, second = (json.loads((run / "result.json").read_text()) for run in (one, several))
+    single, several = runs / f"{case}-1", runs / f"{case}-{ranks}"
+    assert_same_weights(several, single, 1e-9)
+    first, second = (json.loads((run / "result.json").read_text()) for run in (single, several))
     assert first["parameters"] == second["parameters"]
     assert first["noise_kept"] == second["noise_kept"]
     for split, metrics in first["metrics"].items():
         assert second["metrics"][split] == pytest.approx(metrics, rel=1e-6, abs=1e-9)
     losses = [
-        [line["loss"] for line in read_log(run / "log.jsonl") if line["kind"] == "step"] for run in (one, several)
+        [line["loss"] for line in read_log(run / "log.jsonl") if line["kind"] == "step"] for run in (single, several)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     if case == "het-xl":

@@ -49,8 +49,29 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+OTHER_NAMES = {
+    "--lr": "--learning-rate", "--wd": "--weight-decay", "--bs": "--batch-size", "--batch": "--batch-size",
+    "--model": "--backbone", "--arch": "--backbone", "--num-workers": "--workers", "--num-epochs": "--epochs",
+    "--max-steps": "--steps", "--optim": "--optimizer", "--scheduler": "--schedule", "--tau": "--temperature",
+    "--output": "--out", "--output-dir": "--out", "--save-dir": "--out", "--amp": "--precision", "--gpu": "--device",
+    "--img-size": "--image-size", "--ckpt": "--start-from", "--checkpoint": "--start-from", "--k": "--top-k",
+}  # fmt: skip
+"""What other programs call options; an error proposes ours."""
+_UsageError: Any = typer.BadParameter.__base__  # click's, or that of typer's own copy of click
+
+
 class SectionedCommand(TyperCommand):
     """A command whose errors are one line, and whose help lists its options by section: their `rich_help_panel`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; an unknown option that has another name here gets that as the suggestion."""
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            meant = OTHER_NAMES.get(getattr(error, "option_name", ""))
+            if any(meant in parameter.opts for parameter in self.params):
+                error.possibilities = [meant]  # pyright: ignore[reportAttributeAccessIssue]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -160,7 +181,6 @@ app = typer.Typer(
     cls=lazy_group(commands=COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,

@@ -1,6 +1,7 @@
 """The `hetxl` command as a whole: what it loads, its help, plug-ins, and how errors end it."""
 
 import builtins
+import os
 import subprocess
 import sys
 import time
@@ -111,6 +112,33 @@ def test_a_misspelt_command_has_a_suggestion():
     result = call("trian")
     assert result.exit_code == 2
     assert "train" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("train", "x.npz", "--lr", "1"), "--learning-rate"),
+        (("predict", "run", "x.npy", "--k", "3"), "--top-k"),
+        (("train", "x.npz", "--learnin-rate", "1"), "--learning-rate"),
+    ],
+)
+def test_unknown_options_get_a_suggestion_that_fits(words, option):
+    result = call(*words)
+    assert result.exit_code == 2
+    assert option in result.stderr.splitlines()[-1]
+
+
+def test_completion_names_commands_and_options():
+    for words, expected in (("hetxl tr", "train"), ("hetxl train --lear", "--learning-rate")):
+        environment = {"_HETXL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        line = [sys.executable, "-c", "import sys; sys.argv = ['hetxl']; from hetxl_train.cli import main; main()"]
+        result = subprocess.run(line, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        assert expected in result.stdout.split()
+
+
+def test_no_help_is_wider_than_100_columns():
+    for words, _, _ in commands(get_command(app)):
+        assert max(map(len, call(*words, "--help").output.splitlines())) <= 100, words
 
 
 @pytest.fixture
