@@ -76,7 +76,7 @@ class MetricEntry:
 
 
 METRIC_ENTRIES = (
-    MetricEntry("precision@1", "precision@1", "higher", percent=True),
+    MetricEntry("precision@1", "accuracy", "higher", percent=True),
     MetricEntry("precision@5", "precision@5", "higher", percent=True),
     MetricEntry("calibration_error", "calibration error", "lower", percent=True),
     MetricEntry("brier", "Brier", "lower", digits=4),

@@ -75,7 +75,7 @@ def test_card_has_data_metrics_calibration_confusions_use_and_limits(run):
         "# HET-XL on synthetic",
         "## Intended use",
         "- 720 training, 40 validation and 40 test examples",
-        f"| precision@1 | {metrics['precision@1']:.1%} |",
+        f"| accuracy | {metrics['precision@1']:.1%} |",
         "hold the label of at least 80% of new examples",
         "## Known confusions",
         "## Limits",

@@ -423,7 +423,7 @@ def _certainty(table: HeadTable, row: HeadRow, base: HeadRow) -> str:
 def _rest_sentence(table: HeadTable, known: list[HeadRow], best: HeadRow, base: HeadRow | None, other: HeadRow) -> str:
     """Say precision, calibration and cost of the best head against the baseline, and which heads lose to it."""
     parts = []
-    for key, name, higher in (("precision@1", "precision@1", True), ("calibration_error", "calibration error", False)):
+    for key, name, higher in (("precision@1", "accuracy", True), ("calibration_error", "calibration error", False)):
         ours, theirs = table.cell(best, key), table.cell(other, key)
         if ours.value is None or theirs.value is None:
             continue

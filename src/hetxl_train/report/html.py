@@ -200,7 +200,7 @@ def frequency(groups: Sequence[Group], looks: Looks, split: str) -> Charts:
             values[group.label] = [mean(band) if band else None for band in bands]
     if values:
         title, x_title = "Accuracy by how frequent the class is", "classes by their training examples"
-        charts.append(draw.grouped_bars("bands", title, [n for _, n in BANDS], values, looks, "precision@1", x_title))
+        charts.append(draw.grouped_bars("bands", title, [n for _, n in BANDS], values, looks, "accuracy", x_title))
     else:
         charts.append(Missing("Accuracy by class frequency", f"no run has it among its {split} metrics"))
     for run in (run for group in groups for run in group.runs):

@@ -345,7 +345,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
     def summary(result: dict[str, Any]) -> str:
         """Return NLL, precision and calibration error."""
         name, metrics = next(reversed(result["metrics"].items()))
-        accuracy = f"precision@1 {metrics['precision@1']:.1%}, calibration error {metrics['calibration_error']:.1%}"
+        accuracy = f"accuracy {metrics['precision@1']:.1%}, calibration error {metrics['calibration_error']:.1%}"
         return f"{name} NLL {metrics['nll']:.3f}, {accuracy}"
 
 

@@ -209,7 +209,7 @@ def test_heads_that_lose_to_det_are_named():
 @pytest.mark.parametrize(("ours", "word"), [(0.5, "better"), (0.3, "worse"), (0.4, "the same")])
 def test_verdict_has_higher_and_lower_precision(ours, word):
     extra = {"DET": {"precision@1": 0.4}, "HET": {"precision@1": ours}}
-    assert f"its precision@1 is {word}" in said({"DET": [4.2], "HET": [4.1]}, **extra)
+    assert f"its accuracy is {word}" in said({"DET": [4.2], "HET": [4.1]}, **extra)
 
 
 def test_a_lower_calibration_error_is_better():
