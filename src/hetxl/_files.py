@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -65,6 +65,13 @@ def _naming(path: Path) -> Iterator[None]:
         if error.errno not in _FULL or "rerun" in str(error.strerror):
             raise
         raise OSError(error.errno, f"{error.strerror}; free some space and rerun the command", str(path)) from None
+
+
+@contextlib.contextmanager
+def whole_text(path: Path) -> Iterator[IO[str]]:
+    """Yield a text file that gets its name when the block ends; lines end as they are written."""
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

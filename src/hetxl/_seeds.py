@@ -1,4 +1,5 @@
-"""The one integer hash, splitmix64: the same values on every platform, whatever numpy's or torch's generators do."""
+"""The one integer hash, splitmix64: the same values on every platform, whatever numpy's or torch's generators do; and
+the one way to draw some rows of many."""
 
 import numpy as np
 
@@ -21,3 +22,8 @@ def derive_seed(*parts: int) -> int:
     for part in parts:
         state = splitmix64(state ^ np.array([part % 2**64], dtype=np.uint64))
     return int(state[0] >> np.uint64(1))
+
+
+def some_rows(rows: np.ndarray, limit: int, seed: int = 0) -> np.ndarray:
+    """Return at most `limit` of some rows [n], drawn at random by the seed, in their order."""
+    return rows if len(rows) <= limit else np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))

@@ -15,23 +15,20 @@ import numpy as np
 import torch
 
 from hetxl._checks import integer_at_least
-from hetxl._files import read_json, whole_file, write_arrays, write_json
-from hetxl._seeds import derive_seed
+from hetxl._files import read_arrays, read_json, whole_file, whole_text, write_arrays, write_json
+from hetxl._seeds import derive_seed, some_rows
 from hetxl.functional import IGNORE_INDEX
 from hetxl.metrics.audit import Audit, AuditBuilder
-from hetxl.metrics.neighbours import Neighbours, reference_rows
-from hetxl.metrics.records import MAX_BYTES
+from hetxl.metrics.neighbours import MAX_ROWS, Neighbours
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset, PartSplit, Split
 from hetxl_train.data.label_noise import NoisySplit, with_label_noise
 from hetxl_train.data.labels import SEPARATOR
-from hetxl_train.data.open import BUILT_IN, columns_of, open_dataset, split_spec, tokenizer_of
-from hetxl_train.data.preprocessing import transform_of
+from hetxl_train.data.open import open_data
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate_runs import data_for
 from hetxl_train.loaders import blocks
-from hetxl_train.model import feature_batches
 from hetxl_train.report.audit import write_audit_page
 from hetxl_train.runs import Trained, load_run
 from hetxl_train.training import train
@@ -88,7 +85,7 @@ def audit_data(
         wrong = np.zeros(len(split), dtype=bool)
         wrong[split.noise.rows] = True
     result = AuditResult(directory, audit.ranked(), split, dataset.class_names, wrong)
-    with whole_file(directory / "audit.csv") as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    with whole_text(directory / "audit.csv") as file:
         table = csv.DictWriter(file, COLUMNS)
         table.writeheader()
         table.writerows(rows_of(result))
@@ -102,12 +99,8 @@ def audit_data(
 
 def _whole(config: TrainConfig) -> Dataset:
     """Open the data with all its rows as the training split, with the label noise that the configuration asks for."""
-    name, options = split_spec(config.data)
-    if name not in BUILT_IN:
-        options["whole"] = True
-    arguments: dict[str, Any] = {"labels": config.labels, "seed": config.data_seed} | options
-    arguments |= {"columns": columns_of(config), "tokenizer": tokenizer_of(config)}
-    dataset = open_dataset(name, transform=transform_of(config), **arguments)
+    clean = dataclasses.replace(config, validation=None, test=None, label_noise="none", label_noise_rate=0.0)
+    dataset = open_data(clean, whole=True)
     rows = dataset.splits.get("train") or dataset.splits["test"]
     dataset = dataclasses.replace(dataset, splits={"train": rows})
     if config.label_noise == "none":
@@ -155,41 +148,24 @@ def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: in
             trained = load_run(run.path, find_device(config.device))
             part = _predicted(trained, split, np.flatnonzero(fold == number), others, config, console)
             write_arrays(stored, dataclasses.asdict(part))
-        with np.load(stored, allow_pickle=False) as file:
-            parts.append(Audit(**file))
+        parts.append(Audit(**read_arrays(stored)))
     return Audit.concatenate(parts)
 
 
-@torch.no_grad()
 def _predicted(
     trained: Trained, split: Split, rows: np.ndarray, reference: np.ndarray, config: TrainConfig, console: Console
 ) -> Audit:
     """Predict some rows of a split, compare them with a reference, and return what an audit keeps of that."""
-    model = trained.model
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(derive_seed(config.seed, 22))
-    builder, size = AuditBuilder(trained.link), max(1, MAX_BYTES // (4 * len(trained.class_names)))
-    neighbours = _neighbours(trained, split, reference, config)
-    with console.bar("predicting", len(rows)) as bar:
-        for batch_features, batch in feature_batches(model.backbone, split, rows, config.workers, device):
-            for start in range(0, len(batch), size):
-                some, features = batch[start : start + size], batch_features[start : start + size].to(device)
-                prediction = model.head.predict(features, generator=generator)
-                builder.add(prediction, split.labels.take(some), some, neighbours.label_frequencies(features, some))
-            bar.to(int(np.searchsorted(rows, batch[-1])) + 1)
+    parts, read = zip(*trained.features(split, some_rows(reference, MAX_ROWS), config.workers), strict=True)
+    compared, classes = np.concatenate(read), len(trained.class_names)
+    known = torch.cat(parts).to(trained.model.device), split.labels.take(compared), classes
+    neighbours, builder = Neighbours(*known, link=trained.link, rows=compared), AuditBuilder(trained.link)
+    options = {"seed": derive_seed(config.seed, 22), "workers": config.workers}
+    for features, prediction, some in trained.predictions(
+        split, rows, bar=console.bar("predicting", len(rows)), **options
+    ):
+        builder.add(prediction, split.labels.take(some), some, neighbours.label_frequencies(features, some))
     return builder.build()
-
-
-def _neighbours(trained: Trained, split: Split, rows: np.ndarray, config: TrainConfig) -> Neighbours:
-    """Return what the audited rows are compared with: some rows of a split, as the run's backbone sees them."""
-    device = next(trained.model.parameters()).device
-    batches = feature_batches(trained.model.backbone, split, reference_rows(rows), config.workers, device)
-    features, read = zip(*batches, strict=True)
-    chosen = np.concatenate(read)
-    return Neighbours(
-        torch.cat([part.to(device) for part in features]), split.labels.take(chosen), len(trained.class_names),
-        link=trained.link, rows=chosen,
-    )  # fmt: skip
 
 
 # ---- results
@@ -264,18 +240,15 @@ def average_precision(hits: np.ndarray) -> float | None:
 
 
 def _write_parquet(result: AuditResult) -> None:
-    """Write audit.parquet beside audit.csv, if pyarrow is installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return
-    arrow: Any = pyarrow
+    """Write audit.parquet beside audit.csv."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     audit, names = result.audit, np.asarray([*result.class_names, NONE], dtype=object)
     columns = {field.name: getattr(audit, field.name) for field in dataclasses.fields(Audit)}
     columns |= {name: names[columns[name]] for name in ("label", "suggestion")}
     with whole_file(result.directory / "audit.parquet") as temporary:
-        arrow.parquet.write_table(arrow.table(columns), temporary)
+        pq.write_table(pa.table(columns), temporary)
 
 
 # ---- decisions
@@ -370,7 +343,7 @@ def _write_corrected(out: Path, split: Split, labels: list[list[int]], names: Se
         column = "image" if first.image else "text"
         if out.suffix != ".csv":
             raise ValueError(f"--out must end with .csv, a manifest of this data's {column}s, got {out}")
-        with whole_file(out) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        with whole_text(out) as file:
             table = csv.writer(file)
             table.writerow((column, "label"))
             for row, own in enumerate(labels):

@@ -12,7 +12,7 @@ from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset
 from hetxl_train.defaults import spread_rows
 from hetxl_train.distributed import find_device
-from hetxl_train.model import ensemble_of, feature_batches
+from hetxl_train.model import ensemble_of
 from hetxl_train.rescale import held_out_features, write_derived
 from hetxl_train.runs import load_run, open_run
 
@@ -33,9 +33,8 @@ def add_laplace(source: Path, directory: Path, dataset: Dataset, console: Consol
     trained = load_run(source, device := find_device(config.device))
     model, split = trained.model, dataset.splits["train"]
     rows = spread_rows(len(split), LAPLACE_ROWS)
-    batches = feature_batches(model.backbone, split, rows, config.workers, device)
     held_out, targets = held_out_features(trained, dataset.splits.get("validation", split))
-    features = (batch.to(device) for batch, _ in batches)
+    features = (batch.to(device) for batch, _ in trained.features(split, rows))
     laplace = fit_laplace(model.head, features, [batch.to(device) for batch in held_out], targets, rows=len(split))
     model.head = laplace
     spent = read_json(source / "result.json")["train_seconds"] + time.perf_counter() - begin

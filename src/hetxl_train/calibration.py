@@ -11,15 +11,13 @@ from torch import Tensor
 
 from hetxl._files import read_json, write_json
 from hetxl._seeds import derive_seed
-from hetxl.functional import IGNORE_INDEX, LabelLists
+from hetxl.functional import LabelLists
 from hetxl.metrics.conformal import Conformal, ScoreOptions, calibrate, label_scores, label_thresholds, risk_threshold
-from hetxl.metrics.records import MAX_BYTES
 from hetxl.metrics.summary import BANDS, class_bands
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate_runs import data_for
-from hetxl_train.model import feature_batches
 from hetxl_train.runs import Trained, load_run
 
 FILE = "calibration.json"
@@ -159,31 +157,17 @@ def measure_sets(trained: Trained, split: Split, conformal: Conformal, seed: int
     return about
 
 
-@torch.no_grad()
 def predicted(
     trained: Trained, split: Split, seed: int, console: Console
 ) -> Iterator[tuple[Tensor, Tensor | LabelLists, Tensor]]:
     """Yield probabilities [b, K], labels and uniform numbers [b] of the labelled rows of a split."""
-    rows = np.arange(len(split))
-    if not split.labels.multi:
-        rows = np.flatnonzero(np.asarray(split.labels.ids) != IGNORE_INDEX)
-    if not len(rows):
+    if not len(rows := split.labels.labelled()):
         raise ValueError("the data has no labelled row to calibrate on")
-    model = trained.model
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(derive_seed(seed, 23))
     uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
-    block = max(1, MAX_BYTES // (4 * len(trained.class_names)))
-    with console.bar("calibrating", len(rows)) as bar:
-        done = 0
-        for features, batch in feature_batches(model.backbone, split, rows, trained.run.config.workers, device):
-            for start in range(0, len(batch), block):
-                some = batch[start : start + block]
-                prediction = model.head.predict(features[start : start + block].to(device), generator=generator)
-                u = torch.rand(len(some), generator=uniform, dtype=torch.float64).to(device)
-                yield prediction.probs, split.labels.take(some), u
-            done += len(batch)
-            bar.to(done)
+    bar = console.bar("calibrating", len(rows))
+    for _, prediction, some in trained.predictions(split, rows, derive_seed(seed, 23), bar):
+        u = torch.rand(len(some), generator=uniform, dtype=torch.float64).to(prediction.probs.device)
+        yield prediction.probs, split.labels.take(some), u
 
 
 def _finite(values: np.ndarray) -> list[float | None]:

@@ -14,6 +14,7 @@ from hetxl_train.backbones import trained_part
 from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import InputSpec, Split
 from hetxl_train.data.labels import Labels
+from hetxl_train.mixing import dense_rows
 from hetxl_train.model import Model
 
 MEASURED_ROWS = 100_000
@@ -57,7 +58,7 @@ def has_prior(config: TrainConfig, spec: InputSpec) -> bool:
 @torch.no_grad()
 def measure_features(model: Model, split: Split) -> None:
     """Measure mean and deviation of the vectors that enter what is trained, on training rows."""
-    rows, device = spread_rows(len(split), MEASURED_ROWS), next(model.parameters()).device
+    rows, device = spread_rows(len(split), MEASURED_ROWS), model.device
     batches = (split.fetch(block).inputs.to(device) for block in np.array_split(rows, max(1, len(rows) // 4096)))
     if model.head.standardize is not None:
         model.head.standardize.measure(map(model.backbone, batches))
@@ -84,7 +85,7 @@ def prior_of(
     too_large = config.batch_size * num_classes > PRIOR_ENTRIES  # all logits of a batch would be in memory at once
     if each < 10 or too_large or not len(rows) or not len(judges):
         return Flips(config.flip_rate or 0.0, config.prior or PRIOR)
-    device, standardize = next(model.parameters()).device, model.head.standardize or nn.Identity()
+    device, standardize = model.device, model.head.standardize or nn.Identity()
     fetched = [(split, split.fetch(chosen)) for split, chosen in ((train, rows), (held_out, judges))]
     pairs = [
         (
@@ -125,9 +126,4 @@ def spread_rows(rows: int, limit: int) -> np.ndarray:
 def _dense(labels: Labels, rows: np.ndarray, num_classes: int, link: str) -> Tensor:
     """Return labels as class ids [n], or for the sigmoid link as rows of zeros and ones [n, K]."""
     targets = labels.take(rows)
-    if not isinstance(targets, Tensor):
-        return targets.dense(num_classes)
-    if link == "softmax":
-        return targets
-    # A row without a label, −100, has no class.
-    return (targets.unsqueeze(-1) == torch.arange(num_classes)).float()
+    return targets if isinstance(targets, Tensor) and link == "softmax" else dense_rows(targets, num_classes)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from hetxl._checks import integer_at_least, one_of
-from hetxl._seeds import derive_seed
-from hetxl.functional import IGNORE_INDEX
+from hetxl._seeds import derive_seed, some_rows
 from hetxl.functional.engine.predict import METHODS
 from hetxl.metrics.confusions import ConfusionCounter, Confusions
 from hetxl.metrics.records import MAX_BYTES, Records, RecordsBuilder, evaluating
@@ -166,7 +165,7 @@ def evaluate_split(
         model.head,
         split,
         limit=limit or None,
-        device=next(model.parameters()).device,
+        device=model.device,
         confusions=confusions,
         fetch=reader(split, workers),
         **options,
@@ -175,15 +174,10 @@ def evaluate_split(
 
 def _rows_of(split: Split, limit: int | None) -> np.ndarray:
     """Return the rows to evaluate, ascending; raise if there are none."""
-    rows = np.arange(len(split))
-    if not split.labels.multi:
-        rows = np.flatnonzero(np.asarray(split.labels.ids) != IGNORE_INDEX)
-    if not len(rows):
+    if not len(rows := split.labels.labelled()):
         raise ValueError(f"split has no row with a label among its {len(split)}; to predict, use head.predict")
-    if limit is not None and integer_at_least("limit", limit, 1) < len(rows):
-        # Its own fixed seed: models and seeds are compared on the same rows.
-        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
-    return rows
+    # Its own fixed seed: models and seeds are compared on the same rows.
+    return rows if limit is None else some_rows(rows, integer_at_least("limit", limit, 1))
 
 
 def _block_size(head: Head, features: Tensor, num_samples: int | None) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hetxl._checks import one_of
+from hetxl._seeds import some_rows
 from hetxl.integrations.export import TOLERANCE, Exportable, exportable, to_onnx, to_torch
 from hetxl.integrations.export.head_file import load_head, save_head
 from hetxl.integrations.export.module import fixed_noise
@@ -18,7 +19,7 @@ from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.evaluate_runs import data_for
-from hetxl_train.model import Model, feature_batches
+from hetxl_train.model import Model
 from hetxl_train.runs import Trained, check_single, load_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
@@ -111,11 +112,7 @@ def fit_novelty(trained: Trained) -> None:
     split = dataset.splits["train"]
     if split.labels.multi:
         raise ValueError(f"{trained.run.path} has several labels a row, and a density needs one class for each")
-    rows = np.flatnonzero(np.asarray(split.labels.ids) >= 0)
-    if len(rows) > DENSITY_ROWS:
-        rows = np.sort(np.random.default_rng(0).choice(rows, DENSITY_ROWS, replace=False))
-    workers = trained.run.config.workers
-    batches = list(feature_batches(trained.model.backbone, split, rows, workers, torch.device("cpu")))
+    batches = list(trained.features(split, some_rows(split.labels.labelled(), DENSITY_ROWS)))
     targets = split.labels.take(np.concatenate([some for _, some in batches]))
     assert isinstance(targets, Tensor)
     trained.model.head.density = fit_density((features for features, _ in batches), targets, len(trained.class_names))

@@ -44,6 +44,11 @@ class Model(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.parameters()).device
+
     def forward(self, inputs: Tensor, targets: TargetsLike | None = None, **options: Any) -> Tensor:
         """Return the head's log-probabilities [B, K], or with targets its loss; options as of the head."""
         return self.head(self.backbone(inputs), targets, **options)

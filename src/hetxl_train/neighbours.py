@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetxl._seeds import derive_seed
+from hetxl._seeds import derive_seed, some_rows
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Split
 from hetxl_train.evaluate_runs import data_for
 from hetxl_train.examples import image_of
-from hetxl_train.model import feature_batches
 from hetxl_train.prediction import Predictor
 
 MOST = 5000
@@ -36,13 +35,10 @@ class Neighbours:
         except (OSError, ValueError, KeyError) as error:
             console.say(f"No nearest training examples: {error}")
             return None
-        rows = np.arange(len(split))
-        if len(rows) > MOST:
-            rows = np.sort(np.random.default_rng(derive_seed(0, 31)).choice(rows, MOST, replace=False))
+        rows = some_rows(np.arange(len(split)), MOST, derive_seed(0, 31))
         features, read = [], []
         with console.bar("features of training examples", len(rows)) as bar:
-            workers = trained.run.config.workers
-            for part, those in feature_batches(trained.model.backbone, split, rows, workers, predictor.device):
+            for part, those in trained.features(split, rows):
                 features.append(part)
                 read.append(those)
                 bar.to(sum(map(len, read)))

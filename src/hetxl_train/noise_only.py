@@ -11,13 +11,12 @@ from hetxl.functional import LabelLists
 from hetxl.metrics.noise_fit import NOISE_RANK, fit_noise
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
-from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.defaults import with_defaults
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate_runs import data_for
 from hetxl_train.model import Model, build_model
-from hetxl_train.rescale import held_out_features, write_derived
-from hetxl_train.runs import Run, Trained, check_single, load_run, open_run
+from hetxl_train.rescale import held_out_features, open_finished, rows_to_fit, write_derived
+from hetxl_train.runs import Run, check_single, load_run, open_run
 
 LABEL = "HET-XL, noise-only"
 MAX_ENTRIES = 2**28
@@ -39,19 +38,14 @@ def add_noise_to_run(
         The new run; the old one where held-out rows say that noise does not help.
     """
     console = console or Console()
-    run = open_run(Path(start).resolve())
-    if not run.finished:
-        raise ValueError(f"{run.path} has not ended; rerun the command that trained it first")
-    directory = run.path.with_name(f"{run.path.name}-noise") if out is None else Path(out)
-    if (directory / "result.json").exists():
-        raise ValueError(f"{directory} exists already; remove it, or choose another --out")
+    run, directory = open_finished(start, out, "noise")
     trained = load_run(run.path, find_device(device))
     check_single(trained, "given noise")
     head = trained.model.head
     if head.covariance is not None:
         raise ValueError(f"{run.path} has a head with noise already; hetxl rescale {run.path} fits its scale")
     dataset = data_for(trained)
-    features, targets = held_out_features(trained, _held_out(trained, dataset, data))
+    features, targets = held_out_features(trained, rows_to_fit(trained, dataset, data))
     fit = fit_noise(head, torch.cat(features), _dense(targets, head.num_classes), seed=derive_seed(seed, 25))
     console.say(f"Noise for {run.path.name}: {fit.describe()}")
     if not fit.has_noise:
@@ -63,21 +57,12 @@ def add_noise_to_run(
         temperature=str(fit.temperature), temperature_method="train", temperature_held_out=0.0,
     )  # fmt: skip
     built = with_defaults(dataclasses.replace(config, pretrained=False), dataset.input)
-    noisy = build_model(built, dataset.input, head.num_classes, trained.link).head.to(next(head.parameters()).device)
+    noisy = build_model(built, dataset.input, head.num_classes, trained.link).head.to(trained.model.device)
     noisy.load_state_dict(head.state_dict(), strict=False)  # the classifier, and what standardises its features
     fit.apply(noisy)
     scored = write_derived(run, config, Model(trained.model.backbone, noisy.eval()), dataset, LABEL, fitted_to=data)
     console.say(f"{LABEL}: {scored}, in {directory}")
     return open_run(directory)
-
-
-def _held_out(trained: Trained, dataset: Dataset, data: str | None) -> Split:
-    """Return the rows to learn from."""
-    splits = dataset.splits if data is None else data_for(trained, data).splits
-    split = splits.get("validation", None if data is None else splits.get("test"))
-    if split is None:
-        raise ValueError(f"{trained.run.path} has no validation split; pass labelled data that it was not trained on")
-    return split
 
 
 def _dense(targets: Tensor | LabelLists, num_classes: int) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hetxl._checks import integer_at_least
-from hetxl._files import whole_file
+from hetxl._files import whole_file, whole_text
 from hetxl._seeds import derive_seed
 from hetxl.nn import Head, Prediction
 from hetxl_train.calibration import FILE, Calibration
@@ -57,8 +57,7 @@ def predict(
     trained, written = predictor.trained, 0
     config = trained.run.config
     split = open_inputs(inputs, trained.spec, columns=columns_of(config), tokenizer=tokenizer_of(config))
-    every = np.arange(len(split))
-    batches = feature_batches(predictor.trained.model.backbone, split, every, workers, predictor.device)
+    batches = feature_batches(trained.model.backbone, split, np.arange(len(split)), workers, predictor.device)
     with (
         _writing(out, predictor.top_k, predictor.calibration is not None) as write,
         console.bar("predicting", len(split)) as bar,
@@ -87,7 +86,7 @@ class Predictor:
         self.trained = load_run(run, find_device(device), console or Console())
         self.calibration = _calibration(self.trained, coverage, risk)
         self.top_k = min(top_k, len(self.trained.class_names))
-        self.device = next(self.trained.model.parameters()).device
+        self.device = self.trained.model.device
         self.options = {"method": method, "num_samples": num_samples, "target": target}
         for module in self.trained.model.modules():  # the members of an ensemble, too
             if isinstance(module, Head):
@@ -204,19 +203,18 @@ def _writing(path: Path, top_k: int, guaranteed: bool) -> Iterator[Callable[[lis
     """Yield a function that adds records to a file, which gets its name when it is whole."""
     keys = ("row", "source", *DOUBT, *(GUARANTEED if guaranteed else ()))
     columns = list(_flat({"top": [("", 0.0)] * top_k} | dict.fromkeys(keys)))
-    with whole_file(path) as temporary:
-        if path.suffix == ".parquet":
-            with _parquet(temporary, columns) as write:
-                yield write
-            return
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                table = csv.DictWriter(file, columns)
-                table.writeheader()
-                yield lambda records: table.writerows(map(_flat, records))
-            else:
-                encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-                yield lambda records: file.writelines(encode(row) + "\n" for row in records)
+    if path.suffix == ".parquet":
+        with whole_file(path) as temporary, _parquet(temporary, columns) as write:
+            yield write
+        return
+    with whole_text(path) as file:
+        if path.suffix == ".csv":
+            table = csv.DictWriter(file, columns)
+            table.writeheader()
+            yield lambda records: table.writerows(map(_flat, records))
+        else:
+            encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+            yield lambda records: file.writelines(encode(row) + "\n" for row in records)
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -229,15 +227,12 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _parquet(path: Path, columns: list[str]) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError("a .parquet file needs pyarrow: pip install pyarrow") from None
-    arrow: Any = pyarrow
-    kinds = {"row": arrow.int64(), "set_size": arrow.int64()}
-    kinds |= dict.fromkeys(("source", "confused_with", "set", "answer"), arrow.string())
-    kinds |= {name: arrow.string() for name in columns if name.startswith("class_")}
-    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
-    with arrow.parquet.ParquetWriter(path, schema) as file:
-        yield lambda records: file.write_table(arrow.Table.from_pylist(list(map(_flat, records)), schema))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds: dict[str, pa.DataType] = {"row": pa.int64(), "set_size": pa.int64()}
+    kinds |= dict.fromkeys(("source", "confused_with", "set", "answer"), pa.string())
+    kinds |= {name: pa.string() for name in columns if name.startswith("class_")}
+    schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in columns])
+    with pq.ParquetWriter(path, schema) as file:
+        yield lambda records: file.write_table(pa.Table.from_pylist(list(map(_flat, records)), schema))

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from hetxl._files import read_json, write_json
-from hetxl._seeds import derive_seed
+from hetxl._seeds import derive_seed, some_rows
 from hetxl.functional import LabelLists
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
 from hetxl.metrics.summary import summarise
@@ -22,7 +22,7 @@ from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import data_for
-from hetxl_train.model import Model, answers_of, feature_batches
+from hetxl_train.model import Model, answers_of
 from hetxl_train.owner import owned
 from hetxl_train.runs import Run, Trained, check_single, load_run, open_run, save_model, start_run
 from hetxl_train.tasks.classification import result_of, write_evaluation
@@ -121,13 +121,8 @@ def _write_derived(
 
 def held_out_features(trained: Trained, split: Split) -> tuple[tuple[Tensor, ...], Tensor | LabelLists]:
     """Return features, batches [b, D], and labels of at most as many examples as evaluations during the run take."""
-    model, config = trained.model, trained.run.config
-    rows = np.arange(len(split))
-    limit = config.evaluation_examples
-    if limit and limit < len(rows):
-        rows = np.sort(np.random.default_rng(0).choice(rows, limit, replace=False))
-    device = next(model.parameters()).device
-    features, read = zip(*feature_batches(model.backbone, split, rows, config.workers, device), strict=True)
+    rows = some_rows(np.arange(len(split)), trained.run.config.evaluation_examples or len(split))
+    features, read = zip(*trained.features(split, rows), strict=True)
     return features, split.labels.take(np.concatenate(read))
 
 
@@ -150,22 +145,36 @@ def rescale_run(
         validation: other data with labels to fit to, all of it or its validation split; None for the run's own.
         noise: whether the noise scale is fitted too.
     """
-    run = open_run(Path(path).resolve())  # the name of "." is that of the directory
-    if not run.finished:
-        raise ValueError(f"{run.path} has not ended; rerun the command that trained it, then rescale it")
-    directory = run.path.with_name(f"{run.path.name}-scaled") if out is None else out
-    if (directory / "result.json").exists():
-        raise ValueError(f"{directory} exists already; remove it, or choose another --out")
+    run, directory = open_finished(path, out, "scaled")
     trained = load_run(run.path)
     check_single(trained, "rescaled")
-    dataset, split = data_for(trained), None
-    if validation is not None:
-        other = data_for(trained, validation).splits
-        split = other.get("validation", other.get("test"))
-        if split is None:
-            raise ValueError(f"--validation {validation} has a training split alone; give labels to fit to")
-    elif "validation" not in dataset.splits:
-        raise ValueError(f"data {run.config.data!r} has no validation split to fit to; give one with --validation")
-    options: dict[str, Any] = {"noise": noise, "fitted_to": split, "source": validation, "device": device}
+    dataset = data_for(trained)
+    split = rows_to_fit(trained, dataset, validation)
+    fitted_to = None if validation is None else split
+    options: dict[str, Any] = {"noise": noise, "fitted_to": fitted_to, "source": validation, "device": device}
     rescale(run, directory, dataset, console or Console(), **options)
     return open_run(directory)
+
+
+def open_finished(path: Path | str, out: Path | str | None, suffix: str) -> tuple[Run[TrainConfig], Path]:
+    """Return a finished run and the directory of one to be derived from it, by default with a suffix behind its name;
+    that must not be finished."""
+    run = open_run(Path(path).resolve())  # the name of "." is that of the directory
+    if not run.finished:
+        raise ValueError(f"{run.path} has not ended; rerun the command that trained it first")
+    directory = run.path.with_name(f"{run.path.name}-{suffix}") if out is None else Path(out)
+    if (directory / "result.json").exists():
+        raise ValueError(f"{directory} exists already; remove it, or choose another --out")
+    return run, directory
+
+
+def rows_to_fit(trained: Trained, dataset: Dataset, data: str | None) -> Split:
+    """Return the rows to fit to that a run was not trained on: its validation split, or that or all of other data."""
+    splits = dataset.splits if data is None else data_for(trained, data).splits
+    split = splits.get("validation", None if data is None else splits.get("test"))
+    if split is None:
+        raise ValueError(
+            f"{data or trained.run.config.data!r} has no validation split to fit to; "
+            "pass labelled data that the run was not trained on"
+        )
+    return split

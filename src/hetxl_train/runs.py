@@ -16,23 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hetxl._files import parse_json, read_json, write_bytes, write_json
 from hetxl._tensors import check_finite, read_tensors, write_tensors
-from hetxl.nn import Head, LaplaceHead
+from hetxl.metrics.records import MAX_BYTES
+from hetxl.nn import Head, LaplaceHead, Prediction
 from hetxl.nn.averaged import AveragedHead
 from hetxl_train.checkpoint import Checkpoints, weights_of
 from hetxl_train.config import Config, ContrastiveConfig, RunConfig, TrainConfig
-from hetxl_train.console import Console
-from hetxl_train.data.dataset import InputKind, InputSpec
+from hetxl_train.console import Bar, Console
+from hetxl_train.data.dataset import InputKind, InputSpec, Split
 from hetxl_train.data.fingerprint import changes, fingerprint
 from hetxl_train.data.transforms import Preprocessing
 from hetxl_train.defaults import with_defaults
 from hetxl_train.distributed import World
+from hetxl_train.loaders import blocks
 from hetxl_train.loggers import Logger, numbers
-from hetxl_train.model import Model, build_model, ensemble_of
+from hetxl_train.model import Model, build_model, ensemble_of, feature_batches
 from hetxl_train.owner import LOCK
 from hetxl_train.parallel import whole_on_main
 from hetxl_train.towers import Specs, TwoTowers, build_towers
@@ -79,6 +82,32 @@ class Trained:
     class_names: list[str]
     link: str
     class_counts: list[int] | None  # training examples of each class; None if unknown
+
+    def features(
+        self, split: Split, rows: np.ndarray, workers: int | None = None
+    ) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Yield features [b, D] of rows of a split on the CPU, batch by batch, and which rows [b] could be read."""
+        workers = self.run.config.workers if workers is None else workers
+        return feature_batches(self.model.backbone, split, rows, workers, self.model.device)
+
+    @torch.no_grad()
+    def predictions(
+        self, split: Split, rows: np.ndarray, seed: int, bar: Bar, workers: int | None = None
+    ) -> Iterator[tuple[Tensor, Prediction, np.ndarray]]:
+        """Yield features [b, D], predictions over all classes, with noise of a seed, and which rows [b] they are of.
+
+        They come in parts whose [b, K] probabilities fit into memory; the bar shows how many are done.
+        """
+        device, done = self.model.device, 0
+        generator = torch.Generator(device).manual_seed(seed)
+        size = max(1, MAX_BYTES // (4 * len(self.class_names)))
+        with bar:
+            for batch, read in self.features(split, rows, workers):
+                for part, some in zip(batch.split(size), blocks(read, size), strict=True):
+                    features = part.to(device)
+                    yield features, self.model.head.predict(features, generator=generator), some
+                done += len(read)
+                bar.to(done)
 
 
 class TrainedTowers(NamedTuple):

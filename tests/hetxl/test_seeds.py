@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hetxl._seeds import derive_seed, splitmix64
+from hetxl._seeds import derive_seed, some_rows, splitmix64
 
 
 def test_derived_seeds_differ_with_every_part():
@@ -17,3 +17,11 @@ def test_hash_is_splitmix64():
     # The first outputs of the published generator from state 0 and 1234567.
     assert int(splitmix64(np.zeros(1, dtype=np.uint64))[0]) == 0xE220A8397B1DCDAF
     assert int(splitmix64(np.array([1234567], dtype=np.uint64))[0]) == 6457827717110365317
+
+
+def test_some_rows_are_a_bounded_sample_in_their_order():
+    assert some_rows(np.arange(10), 10).tolist() == list(range(10))
+    rows = some_rows(np.arange(100, 200), 7, seed=3)
+    assert len(np.unique(rows)) == 7
+    assert rows.min() >= 100
+    assert (np.diff(rows) > 0).all()

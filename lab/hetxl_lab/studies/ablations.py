@@ -32,7 +32,6 @@ from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.data.open import open_data
 from hetxl_train.data.synthetic import FeatureSplit
 from hetxl_train.evaluate import evaluate
-from hetxl_train.model import feature_batches
 from hetxl_train.presets import preset_for
 from hetxl_train.report.statistics import PairedTest, paired_test
 from hetxl_train.runs import Trained, load_run
@@ -94,9 +93,8 @@ def fitted_result(
     the result is of all rows [n] of the split, like `before`, that of the run itself.
     """
     model, config = trained.model, trained.run.config
-    device = next(model.parameters()).device
-    batches = list(feature_batches(model.backbone, split, rows, config.workers, device))
-    features = torch.cat([part for part, _ in batches]).to(device)
+    batches = list(trained.features(split, rows))
+    features = torch.cat([part for part, _ in batches]).to(model.device)
     inside = FeatureSplit(features, split.labels.subset(np.concatenate([part for _, part in batches])))
     seed = derive_seed(config.seed, 15)
     halves = [np.arange(start, len(inside), 2) for start in (0, 1)]
@@ -108,7 +106,7 @@ def fitted_result(
             temperatures.append(fit_temperature(model.head, few, inside.labels.take(rows), seed=seed))
             model.head.temperature = FixedTemperature(temperatures[-1])
             part = FeatureSplit(features[torch.from_numpy(measured)], inside.labels.subset(measured))
-            options: dict[str, Any] = {"seed": seed, "device": device, "confusions": False}
+            options: dict[str, Any] = {"seed": seed, "device": model.device, "confusions": False}
             options["quiet"] = True  # the bar of this function is enough
             records.append(evaluate(lambda inputs: inputs, model.head, part, **options).records)
             bar.to(sum(map(len, records)))

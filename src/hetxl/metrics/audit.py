@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetxl._checks import integer_at_least, one_of
+from hetxl._seeds import some_rows
 from hetxl.functional import IGNORE_INDEX, LabelLists, correlation
-from hetxl.metrics.neighbours import Neighbours, reference_rows
+from hetxl.metrics.neighbours import MAX_ROWS, Neighbours
 from hetxl.metrics.records import LabelEntries, NotFiniteError, label_entries, log_not
 from hetxl.nn import Prediction
 from hetxl.registry import LINKS, Link
@@ -188,7 +189,7 @@ def audit(labels: Any, probs: Any, features: Any = None) -> Audit:
         vectors = torch.as_tensor(np.asarray(features)).float()
         if vectors.dim() != 2 or len(vectors) != len(ids):
             raise ValueError(f"features must have shape [{len(ids)}, D], got {list(vectors.shape)}")
-        chosen = reference_rows(rows)
+        chosen = some_rows(rows, MAX_ROWS)
         known = Neighbours(vectors[chosen], ids[chosen], log_probs.shape[1], rows=chosen)
         frequencies = known.label_frequencies(vectors, rows)
     return _single(log_probs, entries, rows, frequencies)

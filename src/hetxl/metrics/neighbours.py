@@ -15,13 +15,6 @@ MAX_ROWS = 2**16
 """Rows that neighbours are sought among, at most: the time to find them grows with both numbers of rows."""
 
 
-def reference_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return at most `MAX_ROWS` of some rows [n], drawn at random, in their order."""
-    if len(rows) <= MAX_ROWS:
-        return rows
-    return np.sort(np.random.default_rng(seed).choice(rows, MAX_ROWS, replace=False))
-
-
 class Neighbours:
     """Labelled rows that others are compared with.
 

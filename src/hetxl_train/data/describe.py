@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hetxl._seeds import some_rows
 from hetxl_train.console import progress_bar
 from hetxl_train.data.dataset import Dataset, Split
 from hetxl_train.data.labels import Labels, printable
@@ -229,10 +230,7 @@ def _sample(splits: Mapping[str, Split], limit: int) -> dict[str, np.ndarray]:
     for number, (name, split) in enumerate(sorted(splits.items(), key=lambda item: len(item[1]))):
         size = min(len(split), left // (len(splits) - number))
         left -= size
-        if size == len(split):
-            chosen[name] = np.arange(size)
-        else:
-            chosen[name] = np.sort(np.random.default_rng(0).choice(len(split), size, replace=False))
+        chosen[name] = some_rows(np.arange(len(split)), size)
     return {name: chosen[name] for name in splits}
 
 

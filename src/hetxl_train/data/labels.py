@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetxl.functional import LabelLists
+from hetxl.functional import IGNORE_INDEX, LabelLists
 from hetxl_train.formatting import printable
 
 SEPARATOR = "|"  # between the labels of one row, in text files
@@ -42,6 +42,10 @@ class Labels:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         classes = np.asarray(self.ids[np.repeat(starts, counts) + within], dtype=np.int64)
         return LabelLists(torch.from_numpy(examples), torch.from_numpy(classes), None, len(rows))
+
+    def labelled(self) -> np.ndarray:
+        """Return the rows [m] that have a label, or any number of them."""
+        return np.arange(len(self)) if self.multi else np.flatnonzero(np.asarray(self.ids) != IGNORE_INDEX)
 
     def entries(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the labels of some rows: indices into `rows` [m] and classes [m]; unlabelled rows have none."""

@@ -89,15 +89,20 @@ def _transform_of(options: TrainConfig) -> ImageTransform | None:
     return None if transform == ImageTransform() and options.image_size is None else transform
 
 
-def open_data(options: TrainConfig, transform: ImageTransform | None = None, data: Data | None = None) -> Dataset:
+def open_data(
+    options: TrainConfig, transform: ImageTransform | None = None, data: Data | None = None, whole: bool = False
+) -> Dataset:
     """Open the dataset that a configuration names, with the label noise that it asks for.
 
     A trained run reads images by the transform that it was trained with; None is that of its configuration. `data` is
-    opened in place of what the configuration names: a DataFrame, for example.
+    opened in place of what the configuration names: a DataFrame, for example. With `whole`, no splits are drawn for
+    files without: all rows are those of the test split.
     """
     name, written = split_spec(options.data) if data is None else (data, {})
     arguments: dict[str, Any] = {"labels": options.labels, "validation": options.validation, "test": options.test}
     arguments |= written  # options behind the name take precedence: `labels` may be one of them
+    if whole and not (isinstance(name, str) and name in BUILT_IN):
+        arguments["whole"] = True
     opening = {"transform": transform or _transform_of(options), "tokenizer": tokenizer_of(options)}
     dataset = open_dataset(name, **opening, columns=columns_of(options), seed=options.data_seed, **arguments)
     if dataset.not_for_training is not None:

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from hetxl.functional import IGNORE_INDEX, LabelLists
 from hetxl.metrics import Neighbours
-from hetxl.metrics.neighbours import MAX_ROWS, reference_rows
 
 
 def drawn(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,13 +53,6 @@ def test_default_k_follows_the_rows_of_a_class():
     features, _ = drawn(200)
     for classes, k in ((2, 25), (20, 10), (100, 5)):
         assert Neighbours(features, torch.arange(200) % classes, classes).k == k
-
-
-def test_reference_is_bounded():
-    assert len(reference_rows(np.arange(10))) == 10
-    rows = reference_rows(np.arange(MAX_ROWS + 5))
-    assert len(np.unique(rows)) == MAX_ROWS
-    assert (np.diff(rows) > 0).all()
 
 
 @pytest.mark.parametrize("features", [torch.zeros(0, 3), torch.zeros(4), torch.full((2, 3), torch.nan)])

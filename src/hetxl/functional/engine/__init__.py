@@ -7,24 +7,23 @@ without gradients, with `candidates` and `pilots` for predictions of the top cla
 to the compiler.
 
 Every primitive takes `impl`: "reference" is the plain evaluation with a tensor of all samples, "blocked" the fused one,
-and "auto" the fused one wherever it covers the case. Another implementation, such as a kernel for GPUs, is one more
-name in `plan.choose_impl` and one more branch in each primitive.
+and "auto" the fused one wherever it covers the case. Another implementation, such as a kernel for GPUs, is a module
+with these four functions and its entry in `plan.OTHERS`.
 """
 
 import torch
 from torch import Tensor
 
-from hetxl.functional import reference
 from hetxl.functional.distribution import LogitDistribution, Order
 from hetxl.functional.engine.autograd import Job, LogProbsJob, NllJob, NormaliserJob
 from hetxl.functional.engine.inputs import batch_shape_of, gather_inputs
 from hetxl.functional.engine.operators import run_compiled
-from hetxl.functional.engine.plan import IMPLS, Impl, Plan, choose_impl, plan
+from hetxl.functional.engine.plan import IMPLS, Plan, choose_impl, plan
 from hetxl.functional.engine.predict import Summary, mc_predict
 from hetxl.functional.targets import UNWEIGHTED, Targets, Weights, inverse, logit_losses, reduce_losses, softmax_losses
 from hetxl.registry import Link
 
-__all__ = ["IMPLS", "Impl", "Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
+__all__ = ["IMPLS", "Plan", "Summary", "mc_log_normalisers", "mc_log_probs", "mc_nll", "mc_predict", "plan"]
 
 
 def mc_log_probs(
@@ -35,7 +34,7 @@ def mc_log_probs(
     link: Link,
     order: Order | None = None,
     memory_budget: int | None = None,
-    impl: Impl = "auto",
+    impl: str = "auto",
 ) -> Tensor:
     """Log-probabilities averaged over samples, differentiable, in O(B·K) memory.
 
@@ -55,8 +54,8 @@ def mc_log_probs(
     """
     if z is None:
         distribution = distribution.without_noise()
-    if choose_impl(impl, distribution, z) == "reference":
-        return reference.mc_log_probs(distribution, z, temperature=temperature, link=link, order=order)
+    if (other := choose_impl(impl, distribution, z)) is not None:
+        return other.mc_log_probs(distribution, z, temperature=temperature, link=link, order=order)
     inputs = gather_inputs(distribution, z, temperature)
     out = _run(LogProbsJob(inputs, inputs.product_precision(), link, order, memory_budget))
     if link == "sigmoid":
@@ -75,7 +74,7 @@ def mc_nll(
     reduction: str = "mean",
     weights: Weights = UNWEIGHTED,
     memory_budget: int | None = None,
-    impl: Impl = "auto",
+    impl: str = "auto",
 ) -> Tensor:
     """Return the negative log-likelihood of the targets under the averaged probabilities, with its gradients.
 
@@ -102,8 +101,8 @@ def mc_nll(
     if z is None:
         distribution = distribution.without_noise()
     options = {"temperature": temperature, "link": link}
-    if choose_impl(impl, distribution, z) == "reference":
-        return reference.mc_nll(distribution, z, targets, order=order, reduction=reduction, weights=weights, **options)
+    if (other := choose_impl(impl, distribution, z)) is not None:
+        return other.mc_nll(distribution, z, targets, order=order, reduction=reduction, weights=weights, **options)
     batch_shape = batch_shape_of(distribution, z)
     if link == "softmax" and (targets.ids is None or weights.smoothing):
         if z is None:
@@ -139,7 +138,7 @@ def mc_log_normalisers(
     excluded: Tensor | None = None,
     order: Order | None = None,
     memory_budget: int | None = None,
-    impl: Impl = "auto",
+    impl: str = "auto",
 ) -> Tensor:
     """log Σ_k exp(u_k / τ) of every sample, with its gradients, block by block: what is left to know of many classes
     when the label's own logit is computed beside them, or when others compute the rest.
@@ -154,8 +153,8 @@ def mc_log_normalisers(
     """
     if z is None:
         distribution = distribution.without_noise()
-    if choose_impl(impl, distribution, z) == "reference":
-        return reference.mc_log_normalisers(distribution, z, temperature=temperature, excluded=excluded, order=order)
+    if (other := choose_impl(impl, distribution, z)) is not None:
+        return other.mc_log_normalisers(distribution, z, temperature=temperature, excluded=excluded, order=order)
     inputs = gather_inputs(distribution, z, temperature)
     flat = None if excluded is None else excluded.flatten()
     out = _run(NormaliserJob(inputs, inputs.product_precision(), "softmax", order, memory_budget, flat))

@@ -1,12 +1,13 @@
 """How an evaluation is done, settled before it starts: by which implementation, and cut into which blocks."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hetxl._checks import integer_at_least, one_of
+from hetxl.functional import reference
 from hetxl.functional.distribution import ORDERS, LogitDistribution, Order
 from hetxl.functional.engine.inputs import Inputs
 from hetxl.registry import Link
@@ -20,18 +21,20 @@ CACHED_LOGITS = 2**21
 GROUPED_ROWS = 512  # rows that make a product with W efficient; more at a time gain nothing
 
 LiftCost = Literal["product", "copy"]
-Impl = Literal["auto", "blocked", "reference"]
-IMPLS: tuple[Impl, ...] = get_args(Impl)
+OTHERS: dict[str, Any] = {"reference": reference}
+"""Implementations beside the blocks, by name: modules with the four primitives, as `hetxl.functional.reference` has."""
+IMPLS = ("auto", "blocked", *OTHERS)
 
 
-def choose_impl(impl: Impl, distribution: LogitDistribution, z: Tensor | None) -> Impl:
-    """Return the implementation of an evaluation, "blocked" or "reference"; another, for a GPU, would be chosen here.
+def choose_impl(impl: str, distribution: LogitDistribution, z: Tensor | None) -> Any:
+    """Return the module of `OTHERS` that does an evaluation, None for the blocks.
 
-    "auto" takes the blocks wherever they cover the case, and the reference otherwise; the others force one.
+    "auto" takes the blocks wherever they cover the case, and the reference otherwise; the others force one. A kernel
+    for a GPU is one more of `OTHERS`, and "auto" would take it here.
     """
     one_of("impl", impl, IMPLS)
-    if impl == "reference":
-        return "reference"
+    if impl in OTHERS:
+        return OTHERS[impl]
     uncovered = ""
     if distribution.opaque:
         uncovered = "noise through a classifier that is not linear"
@@ -41,7 +44,7 @@ def choose_impl(impl: Impl, distribution: LogitDistribution, z: Tensor | None) -
         uncovered = "graphs that are being exported, which must hold plain operations"
     if uncovered and impl == "blocked":
         raise ValueError(f'impl="blocked" does not cover {uncovered}; use impl="auto" or impl="reference"')
-    return "reference" if uncovered else "blocked"
+    return reference if uncovered else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hetxl.functional.engine.blocked import Evaluation, mixing_of
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
 from hetxl.functional.engine.logit_rows import Context, row_block
 from hetxl.functional.engine.operators import named, operator, put_together, take_apart
-from hetxl.functional.engine.plan import DEFAULT_BUDGET, Impl, choose_impl, plan_for
+from hetxl.functional.engine.plan import DEFAULT_BUDGET, choose_impl, plan_for
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.links import APPROXIMATIONS, approximate_log_probs, sigmoid_entropy, softmax_entropy
 from hetxl.registry import Link
@@ -57,7 +57,7 @@ def mc_predict(
     tolerance: float = TOLERANCE,
     order: Order | None = None,
     memory_budget: int | None = None,
-    impl: Impl = "auto",
+    impl: str = "auto",
 ) -> Summary:
     """Averaged probabilities, all or the top ones, with entropies; without gradients.
 
@@ -72,10 +72,11 @@ def mc_predict(
     if method == "deterministic" or distribution.noise is None:
         distribution, z, method = distribution.without_noise(), None, "mc"
     shape = batch_shape_of(distribution, z)
-    if choose_impl(impl, distribution, z) == "reference" or shape.numel() == 0:
+    other = choose_impl(impl, distribution, z)
+    if other is not None or shape.numel() == 0:
         if method == "mc":
             options = {"temperature": temperature, "link": link, "order": order}
-            log_probs, entropy, expected = reference.mc_predict(distribution, z, **options)
+            log_probs, entropy, expected = (other or reference).mc_predict(distribution, z, **options)
         else:
             mean, factors = distribution.mean / temperature, distribution.factors / temperature
             log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
