@@ -1,10 +1,11 @@
 """Argument checks shared by the constructors: each error names the argument, what was found and what is allowed."""
 
+import contextlib
 import difflib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar, cast
 
 Name = TypeVar("Name", bound=str)
@@ -54,6 +55,15 @@ def non_negative_float(name: str, value: object) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be at least 0 and finite, found {value}")
     return float(value)
+
+
+@contextlib.contextmanager
+def needing(what: str, packages: str) -> Iterator[None]:
+    """Turn an ImportError inside into one that says what needs it and how to install it."""
+    try:
+        yield
+    except ImportError:
+        raise ImportError(f"{what}: pip install {packages}") from None
 
 
 def renamed(**names: str) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from hetxl._checks import one_of
+from hetxl._checks import needing, one_of
 from hetxl.functional.flips import FlipRate, fit_flip_rate, flipped
 
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
@@ -160,10 +160,8 @@ def optimizer_over(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
 
 
 def _timm_optimizer(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
-    try:
+    with needing(f"optimizer {recipe.optimizer!r} needs timm", "'hetxl[timm]'"):
         from timm.optim import create_optimizer_v2, list_optimizers
-    except ImportError:
-        raise ImportError(f"optimizer {recipe.optimizer!r} needs timm: pip install 'hetxl[timm]'") from None
     if recipe.optimizer not in (known := list_optimizers()):
         near = difflib.get_close_matches(recipe.optimizer, known, 1, 0.0)
         raise ValueError(

@@ -10,7 +10,7 @@ import numpy as np
 from hetxl._checks import integer_at_least
 from hetxl.metrics.records import Records
 from hetxl_train.data.dataset import Shown, Split
-from hetxl_train.data.image_files import read_image, require_pillow
+from hetxl_train.data.image_files import read_image
 
 THUMBNAIL = 96
 """Pixels of the longer side of an image."""
@@ -45,7 +45,6 @@ def extreme_examples(
 
 def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:
     """Return a JPEG of at most `size` pixels a side of an image as a data: address; None when it cannot be read."""
-    require_pillow()
     try:
         image = read_image(encoded)
     except (OSError, ValueError):
@@ -57,7 +56,6 @@ def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:
 def embedded(pixels: np.ndarray, size: int = THUMBNAIL) -> str:
     """Return a PNG of uint8 pixels, [H, W] or [H, W, 3], as a data: address. Small ones are enlarged to about `size`
     pixels a side, each pixel to a square."""
-    require_pillow()
     from PIL import Image
 
     image = Image.fromarray(pixels)

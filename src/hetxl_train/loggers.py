@@ -4,16 +4,15 @@ Servers and projects are chosen by each service's own environment variables, suc
 MLFLOW_TRACKING_URI. A resumed run continues its entry there.
 """
 
-import contextlib
 import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetxl._checks import one_of
+from hetxl._checks import needing, one_of
 from hetxl._files import read_json, write_json
 
 PROJECT = "hetxl"
@@ -49,7 +48,7 @@ class TensorBoardLogger(Logger):
     """Event files in RUN/tensorboard."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], after: int):
-        with _needing("tensorboard", "tensorboard"):
+        with needing("--loggers tensorboard needs more packages", "'hetxl[tensorboard]'"):
             from torch.utils.tensorboard import SummaryWriter
         self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=after + 1)
 
@@ -70,7 +69,7 @@ class WandbLogger(Logger):
     """A run of Weights & Biases, with its files in RUN/wandb."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], after: int):
-        with _needing("wandb", "wandb"):
+        with needing("--loggers wandb needs more packages", "'hetxl[wandb]'"):
             import wandb
         ident = hashlib.sha256(f"{directory.resolve()}{sorted(config.items())}".encode()).hexdigest()[:16]
         options: dict[str, Any] = {"dir": directory, "name": directory.name, "id": ident, "resume": "allow"}
@@ -93,7 +92,7 @@ class MlflowLogger(Logger):
     """A run of MLflow; without MLFLOW_TRACKING_URI in RUN/mlruns."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], after: int):
-        with _needing("mlflow", "mlflow"):
+        with needing("--loggers mlflow needs more packages", "'hetxl[mlflow]'"):
             import mlflow
             from mlflow.entities import Metric, Param
         self._metric = Metric
@@ -151,11 +150,3 @@ def numbers(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-@contextlib.contextmanager
-def _needing(module: str, extra: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise ImportError(f"--loggers {module} needs more packages: pip install 'hetxl[{extra}]'") from None

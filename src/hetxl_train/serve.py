@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetxl._checks import needing
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.open import open_encoded
 from hetxl_train.prediction import Predictor
@@ -273,12 +274,10 @@ def build_app(
     predictor: Predictor, limits: Limits | None = None, *, demo: bool = False, neighbours: "Neighbours | None" = None
 ) -> "FastAPI":
     """Return the ASGI application of a run; with `demo` its front page is that of `hetxl demo`."""
-    try:
+    with needing("serving needs FastAPI and uvicorn", "'hetxl[serve]'"):
         from fastapi import FastAPI, Request
         from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
         from pydantic import BaseModel, ConfigDict
-    except ImportError:
-        raise ImportError("serving needs FastAPI and uvicorn: pip install 'hetxl[serve]'") from None
 
     limits = limits or Limits()
     trained, spec = predictor.trained, predictor.trained.spec

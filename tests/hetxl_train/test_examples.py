@@ -1,5 +1,4 @@
 import base64
-import builtins
 import dataclasses
 import io
 import json
@@ -142,21 +141,6 @@ def test_unreadable_file_has_no_image(tmp_path):
     for path in (cut, text, huge, tmp_path / "absent.png", tmp_path):
         assert thumbnail(str(path)) is None
     assert thumbnail(str(whole)) is not None
-
-
-def test_missing_pillow_error_names_the_package(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **options):
-        if name.startswith("PIL"):
-            raise ImportError(name)
-        return real(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install pillow"):
-        thumbnail("image.png")
-    with pytest.raises(ImportError, match=r"images need Pillow: pip install pillow"):
-        embedded(np.zeros((2, 2), dtype=np.uint8))
 
 
 def test_k_must_be_positive():

@@ -16,7 +16,6 @@ import torch
 
 from hetxl._seeds import GOLDEN, splitmix64
 from hetxl_train.data.dataset import Fetched, Split
-from hetxl_train.data.images import require_pillow
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.transforms import GREY_MEAN, GREY_STD
 
@@ -125,7 +124,6 @@ def render(
 
 def open_font(path: Path, index: int = 0) -> "FreeTypeFont":
     """Open a font file, or one of the fonts of a collection, at the size that characters are drawn in."""
-    require_pillow()
     from PIL import ImageFont
 
     try:
@@ -162,7 +160,6 @@ def reduced(ink: "Image") -> np.ndarray:
 
 def engine() -> str:
     """Return the versions of the libraries that draw: pixels depend on them."""
-    require_pillow()
     import PIL
     from PIL import features
 

@@ -35,7 +35,6 @@ from hetxl_lab.build.packages import Package, Unavailable, debian_package
 from hetxl_lab.datasets.glyph_images import SIZE, Rendered, SmallImageSplit, damage, engine, image_generator, render
 from hetxl_train.console import progress_bar
 from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split
-from hetxl_train.data.images import require_pillow
 from hetxl_train.data.labels import Labels
 
 VERSION = 1  # of the files; to be raised when their content changes
@@ -108,7 +107,6 @@ def build_glyphs(*, characters: str = "jis1", variants: int = 1, fonts: int = FO
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
     options = _options(characters, variants, fonts)
-    require_pillow()
 
     def write(directory: Path) -> store.Sources:
         available, min_families = fetch_fonts(store.packages_directory(cache)), fonts if characters == "common" else 1

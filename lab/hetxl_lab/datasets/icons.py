@@ -32,7 +32,6 @@ from hetxl_lab.datasets import glyph_images
 from hetxl_lab.datasets.glyph_images import SIZE, SmallImageSplit, draw, engine
 from hetxl_train.console import progress_bar
 from hetxl_train.data.dataset import Dataset, InputSpec, Shown, Split
-from hetxl_train.data.images import require_pillow
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.open import check_options
 from hetxl_train.data.pairs import NumberedSplit, Pairs, PairSplit, Texts
@@ -116,7 +115,6 @@ def build_icons(*, each: int | None = None, cache: Path | None = None) -> Path:
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
     options = _options(each)
-    require_pillow()
 
     def write(directory: Path) -> store.Sources:
         return make_icons(directory, python_package(PACKAGE, store.packages_directory(cache)), each)

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetxl._checks import needing
+
 FRESH_SHARE = (
     16  # one row in this many may be fresh: scoring those of a million costs a batch about what its search does
 )
@@ -70,12 +72,9 @@ class Stamp(NamedTuple):
 
 def import_faiss() -> Any:
     """The faiss module, working with as many threads as torch does."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its wrapper's own
-            import faiss
-    except ImportError:
-        raise ImportError("RetrievedClassifier needs faiss: pip install faiss-cpu") from None
+    with needing("RetrievedClassifier needs faiss", "faiss-cpu"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its wrapper's own
+        import faiss
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss
 

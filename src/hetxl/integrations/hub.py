@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hetxl._checks import needing
 from hetxl._files import write_bytes
 from hetxl.integrations.export.head_file import describe_head, load_head, save_head
 from hetxl.nn import Head
@@ -128,11 +129,9 @@ def _is_path(name: str | Path) -> bool:
 
 
 def _huggingface_hub(purpose: str) -> Any:
-    try:
+    with needing(f"{purpose}, install huggingface_hub", "huggingface_hub"):
         import huggingface_hub
         import huggingface_hub.errors
-    except ImportError:
-        raise ImportError(f"{purpose}, install huggingface_hub: pip install huggingface_hub") from None
     return huggingface_hub
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetxl._checks import one_of
+from hetxl._checks import needing, one_of
 from hetxl.functional import IGNORE_INDEX
 from hetxl.integrations.convert import head_of, install, predict
 from hetxl.integrations.convert.adapter import Adapted, adapted_class, restored_options, stored_options
@@ -164,10 +164,8 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
 
     Options are those of transformers' `from_pretrained`.
     """
-    try:
+    with needing("models of transformers need it", "transformers accelerate"):
         import transformers
-    except ImportError:
-        raise ImportError("models of transformers need it: pip install transformers accelerate") from None
     config = kwargs.get("config")
     if config is None or isinstance(config, str | Path):
         # Read for the class to make; that reads it again, with all that changes it.

@@ -1,4 +1,4 @@
-"""Images before they are transformed: where their bytes are, and how they are decoded. Needs Pillow."""
+"""Images before they are transformed: where their bytes are, and how they are decoded."""
 
 import io
 import os
@@ -134,14 +134,6 @@ class PixelArray:
 def is_image_array(array: MappedArray) -> bool:
     """Whether an array can be one of images: uint8 [n, H, W] or [n, H, W, C]."""
     return array.dtype == np.uint8 and len(array.shape) in (3, 4)
-
-
-def require_pillow() -> None:
-    """Raise an ImportError that says what to install if Pillow is missing."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ImportError("images need Pillow: pip install pillow") from error
 
 
 def read_image(encoded: Encoded) -> "Image":

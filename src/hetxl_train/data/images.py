@@ -1,4 +1,4 @@
-"""Splits of images: read, decoded and transformed on demand. Needs Pillow."""
+"""Splits of images: read, decoded and transformed on demand."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hetxl_train.data.dataset import Fetched, Shown, Split, Unreadable
-from hetxl_train.data.image_files import ImageSource, Paths, read_image, require_pillow
+from hetxl_train.data.image_files import ImageSource, Paths, read_image
 from hetxl_train.data.labels import Labels, printable
 from hetxl_train.data.transforms import PLAIN, ImageTransform
 
@@ -27,7 +27,6 @@ class ImageSplit(Split):
         *,
         transform: ImageTransform = PLAIN,
     ) -> None:
-        require_pillow()
         self.images: ImageSource = images if hasattr(images, "read") else Paths(images)  # pyright: ignore
         self.labels, self.rows, self.transform = labels, rows, transform
 

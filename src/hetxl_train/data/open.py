@@ -17,7 +17,7 @@ from hetxl_train.config import DataOptions, TrainConfig
 from hetxl_train.data import arrays
 from hetxl_train.data.build_dataset import Part, Parts, Plan, assemble, choose_part
 from hetxl_train.data.dataset import Dataset, InputSpec, Split
-from hetxl_train.data.image_files import EncodedImages, PixelArray, require_pillow
+from hetxl_train.data.image_files import EncodedImages, PixelArray
 from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.label_noise import with_label_noise
 from hetxl_train.data.labels import Labels, RawLabels, printable, some
@@ -199,7 +199,6 @@ def _splits_of(
     """Return the input of a model for these parts, and what makes a split of one of them."""
     sources = [part.inputs for part in parts.by_split.values()]
     if parts.kind == "image":
-        require_pillow()
         transform = transform or _own_transform(sources)
         make: Callable[..., Split] = partial(ImageSplit, transform=transform)
         input = InputSpec("image", transform.shape, image=transform.preprocessing)

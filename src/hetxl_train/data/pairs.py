@@ -26,7 +26,7 @@ from hetxl_train.console import counted
 from hetxl_train.data.arrays import ArraySplit, check_finite
 from hetxl_train.data.build_dataset import SPLIT_NAMES, UNSPLIT, split_in_name, split_name, split_rows
 from hetxl_train.data.dataset import SPLITS, InputSpec, RelabelledSplit, Split, Stored
-from hetxl_train.data.image_files import ImageSource, Paths, require_pillow
+from hetxl_train.data.image_files import ImageSource, Paths
 from hetxl_train.data.image_folders import list_images
 from hetxl_train.data.images import ImageSplit
 from hetxl_train.data.label_files import names_from_array
@@ -222,15 +222,12 @@ def read_pairs(
         raise FileNotFoundError(f"data={printable(str(path))!r} is {names} an existing path")
     suffix = path.suffix.lower()
     if shards:
-        require_pillow()
         rows = _read_shards(str(data), cache)
     elif path.is_dir():
-        require_pillow()
         rows = _read_directory(path)
     elif suffix in ARRAY_SUFFIXES:
         rows = _read_arrays(path)
     elif suffix in TABLE_SUFFIXES:
-        require_pillow()
         rows = _read_table(open_table(path))
     else:
         raise ValueError(

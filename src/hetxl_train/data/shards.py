@@ -8,7 +8,6 @@ and resumed like all other data. The index is kept in the cache until a shard ch
 import json
 import os
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetxl._files import parse_json, write_arrays
+from hetxl._files import parse_json, read_arrays, write_arrays
 from hetxl_train.console import progress_bar
 from hetxl_train.data.build_dataset import UNSPLIT, Part, Parts
 from hetxl_train.data.cache import fingerprint_of, make_cache_directory
@@ -194,8 +193,8 @@ def _cached_index(address: str, label: str | None, directory: Path) -> ShardInde
     if not fs.isfile(path):
         raise FileNotFoundError(f"{address} is not a file")
     target = directory / f"{PurePosixPath(address).stem[:40]}-{fingerprint_of([address], VERSION, label or '')}.npz"
-    damaged = (ValueError, OSError, KeyError, zipfile.BadZipFile)
-    with suppress(*damaged), target.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+    with suppress(ValueError, OSError, KeyError):  # missing or damaged: written again
+        file = read_arrays(target)
         names, labels, captions = (Strings.of(file[name], file[f"{name}_ends"]) for name in TEXTS)
         return ShardIndex(file["starts"], file["sizes"], names, labels, captions, int(file["without_image"]))
     index = _index(address, label)

@@ -1,5 +1,5 @@
 """Images as a model takes them: resized, cropped and normalised; in training cropped at random, flipped and augmented.
-Needs Pillow; augmentation needs timm, whose transforms it applies."""
+Augmentation needs timm, whose transforms it applies."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hetxl._checks import one_of
+from hetxl._checks import needing, one_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -216,11 +216,9 @@ def _timm_transforms(augmentation: Augmentation, size: int, preprocessing: Prepr
     """Return RandAugment, of an image, and random erasing, of pixels [C, H, W]; what is off returns its argument."""
     import torch
 
-    try:
+    with needing("augmentation needs timm", "'hetxl[timm]'"):
         from timm.data.auto_augment import rand_augment_transform
         from timm.data.random_erasing import RandomErasing
-    except ImportError:
-        raise ImportError("augmentation needs timm: pip install 'hetxl[timm]'") from None
     # As timm's own factory has them: how far an image is moved, and the colour of what comes in at its edges.
     options = {"translate_const": int(size * 0.45), "img_mean": mean_colour(preprocessing)}
     rand_augment: Any = _unchanged

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetxl._checks import integer_at_least, one_of
+from hetxl._checks import integer_at_least, needing, one_of
 from hetxl._files import read_json, write_json
 from hetxl._seeds import derive_seed
 
@@ -31,10 +31,8 @@ class Asked(NamedTuple):
 
 def require_optuna() -> Any:
     """Return optuna, or raise an error that says how to install it."""
-    try:
+    with needing("--method bayes needs optuna", "optuna scipy"):
         import optuna
-    except ImportError:
-        raise ImportError("--method bayes needs optuna: pip install optuna scipy") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import struct
-import sys
 import zlib
 
 import numpy as np
@@ -170,12 +169,6 @@ def test_paths_behave_like_a_list():
     with pytest.raises(IndexError, match="text 4 of 4"):
         paths[4]
     assert len(pickle.dumps(Paths(["some/file.jpg"] * 1000))) < 1000 * 24
-
-
-def test_missing_pillow_raises(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImportError, match=r"images need Pillow: pip install pillow"):
-        split_of("a")
 
 
 NAMES = ["<script>", "a, b", "c\nd", "ünïcode"]

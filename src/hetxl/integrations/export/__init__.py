@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from hetxl._checks import needing
 from hetxl._files import whole_file
 from hetxl._version import __version__
 from hetxl.integrations.export.head_file import check_names
@@ -130,14 +131,9 @@ def to_onnx(
     example = _tensors(example_inputs)
     if len(input_names) != len(example):
         raise ValueError(f"input_names must name each of the {len(example)} inputs, found {list(input_names)}")
-    with _quiet():
-        try:
-            import onnx  # noqa: F401
-            import onnxscript  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                "an ONNX file needs onnx and onnxscript: pip install onnx onnxruntime onnxscript"
-            ) from None
+    with _quiet(), needing("an ONNX file needs onnx and onnxscript", "onnx onnxruntime onnxscript"):
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
     program = export_program(module, example)
     with _quiet():
         converted: Any = torch.onnx.export(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetxl._checks import integer_at_least, one_of
+from hetxl._checks import integer_at_least, needing, one_of
 from hetxl._files import whole_file
 from hetxl._version import __version__
 
@@ -35,10 +35,8 @@ def preprocessing_onnx(path: str | Path, preprocessing: Mapping[str, Any]) -> No
     """
     if Path(path).suffix != ".onnx":
         raise ValueError(f"path must end in .onnx, found {path}")
-    try:
+    with needing("an ONNX file needs onnx", "onnx onnxruntime onnxscript"):
         import onnx
-    except ImportError:
-        raise ImportError("an ONNX file needs onnx: pip install onnx onnxruntime onnxscript") from None
     model = _model(onnx, preprocessing)
     with whole_file(Path(path)) as temporary:
         onnx.save(model, temporary)
