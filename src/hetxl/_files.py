@@ -136,10 +136,11 @@ def write_array(path: Path, values: np.ndarray) -> None:
         np.save(file, values, allow_pickle=False)
 
 
-def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
-    """Write arrays, numbers and texts by name as a compressed .npz file, whatever its suffix."""
+def write_arrays(path: Path, values: Mapping[str, Any], compressed: bool = True) -> None:
+    """Write arrays, numbers and texts by name as a .npz file, whatever its suffix; one that is not compressed can be
+    mapped."""
     with whole_file(path) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add its own ending
-        np.savez_compressed(file, **values)
+        (np.savez_compressed if compressed else np.savez)(file, **values)
 
 
 def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hetxl._checks import integer_at_least, one_of
-from hetxl._files import write_array
+from hetxl._files import read_json, write_array
 from hetxl_lab.build import store
 from hetxl_lab.build.packages import Package, python_package
 from hetxl_lab.datasets import glyph_images
@@ -341,14 +341,14 @@ def _draw_font(
             advance(1)
         write_array(ink_path, np.array(list(drawn.values()), dtype=np.uint8).reshape(-1, SIZE, SIZE))
         store.write_json(names_path, [words_of(name) for name in drawn])  # last: if it exists, both do
-    return np.load(ink_path), json.loads(names_path.read_text(encoding="utf-8"))
+    return np.load(ink_path), read_json(names_path)
 
 
 def _table(package: Package, font: str, each: int | None) -> dict[str, str]:
     """Return the characters of a font by their names, in the order of the names."""
     path = _file(package, f"{font}-charmap", ".json")
     try:
-        table = {name: chr(int(point, 16)) for name, point in json.loads(path.read_text(encoding="utf-8")).items()}
+        table = {name: chr(int(point, 16)) for name, point in read_json(path).items()}
     except (ValueError, OverflowError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a table of names and code points: {error}") from None
     return dict(sorted(table.items())[:each])

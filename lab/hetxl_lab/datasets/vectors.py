@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetxl._checks import one_of
-from hetxl._files import whole_file
+from hetxl._files import write_arrays
 from hetxl_lab.build import store
 from hetxl_lab.build.packages import debian_package
 
@@ -81,11 +81,9 @@ def twins_of(vectors: Vectors) -> np.ndarray:
 def write_vectors(directory: Path, stem: str, vectors: Vectors) -> tuple[Path, Path]:
     """Write the files STEM.npz and STEM-test.npz, as `hetxl train` reads them, unless they exist; return both."""
     paths = directory / f"{stem}.npz", directory / f"{stem}-test.npz"
-    directory.mkdir(parents=True, exist_ok=True)
     for path, features, labels in zip(paths, vectors[::2], vectors[1::2], strict=True):
         if not path.exists():
-            with whole_file(path) as temporary, open(temporary, "wb") as file:
-                np.savez(file, features=features, labels=labels)
+            write_arrays(path, {"features": features, "labels": labels}, compressed=False)
     return paths
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetxl._files import read_arrays, write_arrays
 from hetxl.functional import correlation
 from hetxl.metrics.records import Records
 from hetxl.nn import Head, HetXLHead
@@ -96,17 +97,14 @@ class Recovery(Study):
         heads = lab.compare(config, HEAD_NAMES)
         heads = {label: heads[label] for label in labels()}
         summary, points = _measure(lab, config, heads, open_data(config))
-        lab.directory.mkdir(parents=True, exist_ok=True)
-        with open(lab.directory / POINTS, "wb") as file:
-            np.savez(file, **points)  # pyright: ignore[reportArgumentType]
+        write_arrays(lab.directory / POINTS, points)
         return summary
 
     def plot(self, summary: Summary, path: Path) -> Path:
         """Draw learned against true correlations, and the share of the gap that is closed."""
         points = {}
         if (path.parent / POINTS).exists():  # pages are published without it
-            with np.load(path.parent / POINTS) as file:
-                points = {label: (file[label][0], file[label][1]) for label in file.files}
+            points = {label: tuple(pair) for label, pair in read_arrays(path.parent / POINTS).items()}
         return plot_recovery(summary, points, path)
 
     def text(self, summary: Summary) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetxl._checks import one_of
-from hetxl._files import write_whole
+from hetxl._files import write_arrays
 from hetxl.registry import HEAD_NAMES
 from hetxl_lab.presets import PUBLISHED
 from hetxl_lab.studies.charts import plot_groups
@@ -90,13 +90,7 @@ def commonest_classes(dataset: Dataset, count: int, path: Path, rows: int | None
         chosen = chosen[:rows] if name == "train" and rows is not None else chosen
         arrays[f"{name}_features"] = split.fetch(chosen).inputs.numpy()
         arrays[f"{name}_labels"] = ids[chosen]
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-
-    write_whole(path, save)
+    write_arrays(path, arrays, compressed=False)
     return path
 
 

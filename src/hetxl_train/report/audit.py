@@ -1,6 +1,5 @@
 """Write audit.html: the most suspicious labels as cards, to keep or to correct by click or key."""
 
-import base64
 import hashlib
 import itertools
 import json
@@ -12,7 +11,7 @@ from hetxl_train import formatting as form
 from hetxl_train.data.dataset import Shown, Split
 from hetxl_train.examples import image_of
 from hetxl_train.report.html import created_at, write_page
-from hetxl_train.report.render import read_template, render
+from hetxl_train.report.render import read_script, render
 from hetxl_train.report.tables import as_html, text_table
 
 SHOWN = 1000
@@ -29,7 +28,6 @@ def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, 
         split: the rows of the data.
     """
     entries = [_card(entry, split.show(entry["row"])) for entry in itertools.islice(suspects, SHOWN)]
-    script = read_template("audit.js")
     share = about["suspects"] / max(1, about["audited"])
     pairs = [(pair["label"], pair["suggestion"], form.count(pair["suspects"])) for pair in about["pairs"]]
     classes = [
@@ -42,9 +40,7 @@ def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, 
         title=f"Audit of {form.count(about['audited'])} labels",
         facts=[f"{form.count(about['suspects'])} suspects ({form.percent(share)})", created_at(None)],
         entries=entries,
-        # What a page would run is allowed by its hash alone: nothing that the data holds can be a script.
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        script=script,
+        **read_script("audit.js"),
         ident=hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16],
         pairs=as_html(text_table("Pairs", ("label", "suggestion", "suspects"), pairs)) if pairs else None,
         classes=as_html(text_table("Classes", ("class", "labels", "suspects", "share"), classes)) if classes else None,

@@ -29,7 +29,7 @@ def read_template(name: str) -> str:
 
 
 def read_script(name: str) -> dict[str, str]:
-    """Return a script of the templates, and its hash: a page that allows scripts by their hash runs nothing else."""
+    """Return a script of the templates, and its hash: a page allows it by that, and nothing else that it holds."""
     script = read_template(name)
     return {"script": script, "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}
 
