@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from hetxl_train.calibration import FILE, Calibration
 from hetxl_train.console import Console
 from hetxl_train.data import open_inputs
 from hetxl_train.data.labels import SEPARATOR
-from hetxl_train.data.open import columns_of, tokenizer_of
+from hetxl_train.data.open import columns_of, split_spec, tokenizer_of
+from hetxl_train.data.pycode import text_tokens
 from hetxl_train.data.read import Data
+from hetxl_train.data.tokens import Windows
 from hetxl_train.distributed import find_device
 from hetxl_train.model import feature_batches
 from hetxl_train.runs import Trained, load_run
@@ -92,6 +95,15 @@ class Predictor:
             if isinstance(module, Head):
                 module.eval_seed = seed
         self.uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
+
+    @cached_property
+    def encode(self) -> Callable[[Sequence[str]], torch.Tensor] | None:
+        """What makes inputs of texts, [n, L]; None for a run that takes none."""
+        spec, config = self.trained.spec, self.trained.run.config
+        if spec.kind == "tokens":
+            cut = text_tokens if split_spec(config.data)[0] == "pycode" else str.split
+            return Windows(self.trained.class_names, spec.shape[0], cut)
+        return tokenizer_of(config) if spec.kind == "text" else None
 
     def records(self, features: torch.Tensor, rows: np.ndarray, sources: Sequence[str | None]) -> list[dict[str, Any]]:
         """Return what is known of inputs by their features [b, D], with prediction sets and answers if calibrated.

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hetxl._checks import needing
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.open import open_encoded
+from hetxl_train.data.text import PADDING
 from hetxl_train.prediction import Predictor
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ class Limits:
     megabytes: float = 20.0  # of a request
     seconds: float = 30.0  # for a request to arrive, and again for its answer
 
+
+TAKEN = {"features": ["features"], "tokens": ["tokens", "texts"], "text": ["texts"], "image": ["images"]}
+"""The fields of a request, by what the run was trained on."""
 
 DRAINED = 16
 """How many times the largest body is read and dropped before the connection is closed."""
@@ -105,8 +110,8 @@ class Batcher:
         return batch
 
     async def _answer(self, batch: list[tuple[Tensor, "asyncio.Future[list[Any]]"]]) -> None:
-        inputs = torch.cat([part for part, _ in batch])
         try:
+            inputs = joined([part for part, _ in batch])
             results = await asyncio.to_thread(self.compute, inputs)
         except Exception as error:  # a failed batch is the answer to its requests, not the end of the server
             for _, future in batch:
@@ -118,6 +123,12 @@ class Batcher:
             if not future.done():
                 future.set_result(results[start : start + len(part)])
             start += len(part)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return the inputs of several requests as one batch; texts are padded to the longest of them."""
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat([F.pad(part, (0, width - part.shape[-1]), value=PADDING) for part in parts])
 
 
 class Answers:
@@ -173,6 +184,13 @@ def check_rows(count: int, limits: Limits) -> None:
     """Refuse requests without examples, or with too many."""
     if not 1 <= count <= limits.rows:
         raise RequestError(422, f"a request must have 1 to {limits.rows:,} examples, found {count:,}")
+
+
+def texts_tensor(texts: Sequence[str], predictor: Predictor, limits: Limits) -> Tensor:
+    """Return texts as the input of a run, [n, L] ids of tokens."""
+    check_rows(len(texts), limits)
+    assert predictor.encode is not None
+    return predictor.encode(texts)
 
 
 def decoded(images: Sequence[str]) -> list[bytes]:
@@ -280,7 +298,9 @@ def build_app(
         from pydantic import BaseModel, ConfigDict
 
     limits = limits or Limits()
+    predictor.skip_invalid = True  # an input that gives NaN must not fail those that are computed with it
     trained, spec = predictor.trained, predictor.trained.spec
+    taken = TAKEN[spec.kind]
     batcher = Batcher(Answers(predictor, neighbours), limits)
     traffic = Traffic(batcher)
 
@@ -300,6 +320,7 @@ def build_app(
         model_config = ConfigDict(extra="forbid")
         features: list[list[float]] | None = None
         tokens: list[list[int]] | None = None
+        texts: list[str] | None = None
         images: list[str] | None = None  # contents of image files in base64
 
     class Predictions(BaseModel):
@@ -309,6 +330,9 @@ def build_app(
 
     async def answer(inputs: Tensor) -> Predictions:
         records = await batcher(inputs)
+        invalid = [str(row) for row, record in enumerate(records) if record["top"][0][0] is None]
+        if invalid:
+            raise RequestError(422, f"features or probabilities of row {', '.join(invalid[:5])} are NaN or infinite")
         return Predictions(predictions=[record | {"row": row} for row, record in enumerate(records)])
 
     @app.exception_handler(RequestError)
@@ -317,11 +341,14 @@ def build_app(
 
     @app.post("/predict")
     async def predict(inputs: Inputs) -> Predictions:
-        name = {"image": "images"}.get(spec.kind, spec.kind)
-        values = getattr(inputs, name)
-        if values is None or len(inputs.model_fields_set) != 1:
-            raise RequestError(422, f'the run takes {name}: send {{"{name}": […]}} and nothing else')
-        if spec.kind != "image":
+        name, *others = inputs.model_fields_set or [""]
+        values = getattr(inputs, name, None)
+        if values is None or others or name not in taken:
+            sent = " or ".join(f'{{"{field}": […]}}' for field in taken)
+            raise RequestError(422, f"the run takes {' or '.join(taken)}: send {sent} and nothing else")
+        if name == "texts":
+            return await answer(await asyncio.to_thread(texts_tensor, values, predictor, limits))
+        if name != "images":
             return await answer(features_tensor(values, spec, limits))
         check_rows(len(values), limits)
         return await answer(await asyncio.to_thread(images_tensor, decoded(values), spec, limits))
@@ -330,7 +357,7 @@ def build_app(
     async def predict_image(request: Request) -> Predictions:
         """Predict one image: the request's body is the content of its file."""
         if spec.kind != "image":
-            raise RequestError(422, f"the run takes {spec.kind}, not images: use /predict")
+            raise RequestError(422, f"the run takes {' or '.join(taken)}, not images: use /predict")
         return await answer(await asyncio.to_thread(images_tensor, [await request.body()], spec, limits))
 
     @app.get("/health")
@@ -369,10 +396,11 @@ def demo_page(predictor: Predictor) -> str:
         f"{len(trained.class_names):,} classes",
         trained.run.config.data,
     ]
-    kind, shape = trained.spec.kind, list(trained.spec.shape)
-    return render(
-        "demo.html", title=trained.run.path.name, facts=facts, kind=kind, shape=shape, **read_script("demo.js")
-    )
+    kind, count = trained.spec.kind, trained.spec.shape[0]
+    asked = {"tokens": "The text before the token to predict", "text": "A text"}
+    asked["features"] = f"{count:,} features, separated by commas or spaces"
+    about = {"title": trained.run.path.name, "facts": facts, "kind": kind, "asked": asked.get(kind)}
+    return render("demo.html", **about, **read_script("demo.js"))
 
 
 def serve(

@@ -36,8 +36,9 @@ def serve(
 ) -> None:
     """Answer requests for predictions of a run over HTTP.
 
-    POST /predict takes JSON, {"features": [[…]]} or {"images": ["base64"]}; POST /predict/image takes the content of
-    one image file. GET /health, /metrics (Prometheus), /model and /docs (OpenAPI). Needs the extra serve.
+    POST /predict takes JSON, {"features": [[…]]}, {"texts": ["…"]} or {"images": ["base64"]}; POST /predict/image
+    takes the content of one image file. GET /health, /metrics (Prometheus), /model and /docs (OpenAPI). Needs the extra
+    serve.
     """
     from hetxl_train.serve import Limits
 
@@ -59,8 +60,8 @@ def demo(
 ) -> None:
     """Try a run on a page in the browser.
 
-    Drop an image, or type features, and see the answer, how sure it is, what it is confused with, and the nearest
-    training examples. Needs the extra serve.
+    Drop an image, or type a text or features, and see the answer, how sure it is, what it is confused with, and the
+    nearest training examples. Needs the extra serve.
     """
     predicted = {"top_k": top_k, "target": target, "coverage": coverage, "risk": risk, "device": device}
     _serve(run, host=host, port=port, demo=True, **predicted)

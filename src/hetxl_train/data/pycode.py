@@ -13,7 +13,8 @@ import sys
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -132,12 +133,26 @@ def file_tokens(path: Path) -> Iterator[str]:
     Python.
     """
     with tokenize.open(path) as lines:
-        for kind, text, start, _, _ in tokenize.generate_tokens(lines.readline):
-            if kind in _DROPPED:
-                continue
-            if kind == tokenize.ERRORTOKEN:  # before Python 3.12; later versions raise themselves
-                raise SyntaxError(f"unexpected {text!r} in line {start[0]}")
-            yield _NAMED.get(kind, text)
+        yield from _cut(lines.readline)
+
+
+def text_tokens(text: str) -> list[str]:
+    """Return the tokens of a piece of Python, which may break off anywhere, as `file_tokens` has those of a file."""
+    tokens: list[str] = []
+    with suppress(SyntaxError, tokenize.TokenError):  # what follows the break is not known
+        tokens.extend(_cut(io.StringIO(text).readline))
+    while tokens and tokens[-1] == DEDENT:  # the end of the text ends the last line and all blocks
+        tokens.pop()
+    return tokens[:-1] if tokens[-1:] == [NEWLINE] and not text.endswith("\n") else tokens
+
+
+def _cut(readline: Callable[[], str]) -> Iterator[str]:
+    for kind, text, start, _, _ in tokenize.generate_tokens(readline):
+        if kind in _DROPPED:
+            continue
+        if kind == tokenize.ERRORTOKEN:  # before Python 3.12; later versions raise themselves
+            raise SyntaxError(f"unexpected {text!r} in line {start[0]}")
+        yield _NAMED.get(kind, text)
 
 
 def read_corpus(directory: Path, files: Sequence[str]) -> Corpus:

@@ -53,8 +53,9 @@ class Tokenizer:
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Return the ids of texts, [b, L] int64 with L that of the longest, and `PADDING` behind shorter ones."""
+        # One entry at least: there are tokenizers that give none for an empty text.
         encoded = self.tokenizer(list(texts), truncation=True, max_length=self.input.shape[0])["input_ids"]
-        ids = torch.full((len(encoded), max(map(len, encoded), default=0)), PADDING)
+        ids = torch.full((len(encoded), max([1, *map(len, encoded)])), PADDING)
         for row, tokens in enumerate(encoded):
             ids[row, : len(tokens)] = torch.tensor(tokens)
         return ids

@@ -70,6 +70,22 @@ class TokenSplit(Split):
         return Shown(text=text + ("→ ?" if not text or text[-1].isspace() else " → ?"))
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Make inputs of texts, as a `TokenSplit` has them: the ids of the last C tokens of each."""
+
+    names: Sequence[str]  # of the classes
+    context: int  # C
+    cut: Callable[[str], list[str]]  # into tokens
+
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return ids [n, C] int64; what comes before the start of a text is padding."""
+        ids, other = {name: number for number, name in enumerate(self.names)}, len(self.names)
+        before = [other + 1] * (self.context - 1) + [other + 2]
+        rows = [[*before, *(ids.get(token, other) for token in self.cut(text))][-self.context :] for text in texts]
+        return torch.tensor(rows)
+
+
 class TokenSplits(NamedTuple):
     """The splits of a corpus."""
 

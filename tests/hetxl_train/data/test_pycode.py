@@ -28,6 +28,7 @@ from hetxl_train.data.pycode import (
     save_corpus,
     source_files,
     source_fingerprint,
+    text_tokens,
 )
 from hetxl_train.data.tokens import OTHER, Corpus, split_of
 
@@ -257,6 +258,21 @@ def test_files_that_are_not_python_are_left_out_whole(tmp_path, content):
     assert corpus.unreadable[0].reason
     assert list(corpus.texts) == ["good", "=", "1", NEWLINE, "3"]
     assert corpus.ids.tolist() == [0, 1, 2, 3, 0, 1, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("import numpy as", ["import", "numpy", "as"]),
+        ("x = 1\n", ["x", "=", "1", NEWLINE]),
+        ("for x in y:\n    print(x, ", ["for", "x", "in", "y", ":", NEWLINE, INDENT, "print", "(", "x", ","]),
+        ("if x:\n    pass", ["if", "x", ":", NEWLINE, INDENT, "pass"]),
+        ("# nothing", []),
+        ("", []),
+    ],
+)
+def test_texts_that_break_off_have_the_tokens_before(text, tokens):
+    assert text_tokens(text) == tokens
 
 
 def test_no_files_give_an_empty_corpus(tmp_path):

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,40 +14,12 @@ from hetxl_train.console import Console
 from hetxl_train.data import open_dataset
 from hetxl_train.data.open import open_data
 from hetxl_train.data.text import Tokenizer
-
-WORDS = {"fish": ["swims", "gills", "water"], "bird": ["flies", "wings", "nest"], "plant": ["grows", "leaf", "root"]}
+from support.texts import table, tiny_bert
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A tiny random BERT with its tokenizer, as a directory."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    folder = tmp_path_factory.mktemp("bert")
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "it",
-        "a",
-        *(w for words in WORDS.values() for w in words),
-    ]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=24).save_pretrained(folder)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **sizes)
-    BertModel(config).save_pretrained(folder)
-    return folder
-
-
-def table(rows=120):
-    rng = np.random.default_rng(0)
-    names = [list(WORDS)[row % 3] for row in range(rows)]
-    texts = [" ".join(["it", *rng.choice(WORDS[name], rng.integers(1, 5))]) for name in names]
-    return pd.DataFrame({"text": texts, "topic": names})
+    return tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 def test_texts_are_tokenized_and_padded(model):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetxl_train.data.tokens import SPECIALS, Corpus, TokenSplit, join, token_splits, vocabulary
+from hetxl_train.data.tokens import SPECIALS, Corpus, TokenSplit, Windows, join, token_splits, vocabulary
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
 
@@ -33,6 +33,19 @@ def cut(corpus=None, **options):
 def rows_of(split):
     inputs = split.fetch(np.arange(len(split))).inputs
     return torch.cat((inputs, split.labels.take(np.arange(len(split)))[:, None]), 1)
+
+
+@pytest.mark.parametrize("context", [1, 3, 30])
+def test_windows_of_texts_are_those_of_files(context):
+    corpus = small_corpus()
+    examples = cut(corpus, context=context)
+    texts = []
+    for file in range(len(corpus.files)):
+        if file % 4 % 3 == 0:  # of the first split
+            words = [WORDS[word] for word in corpus.ids[corpus.offsets[file] : corpus.offsets[file + 1]]]
+            texts += [" ".join(words[:at]) for at, word in enumerate(words) if word in examples.classes]
+    inputs = Windows(examples.classes, context, str.split)(texts)
+    assert torch.equal(inputs, rows_of(examples.splits["train"])[:, :-1])
 
 
 @pytest.mark.parametrize("context", [1, 3, 30])

@@ -70,9 +70,11 @@ function askImage(file) {
   return ask("predict/image", { body: file, headers: { "content-type": "application/octet-stream" } });
 }
 
-function askNumbers() {
-  const numbers = find("numbers").value.split(/[\s,;]+/).filter((part) => part !== "").map(Number);
-  return ask("predict", { body: JSON.stringify({ [kind]: [numbers] }), headers: { "content-type": "application/json" } });
+function askTyped() {
+  const typed = find("typed").value;
+  const numbers = () => typed.split(/[\s,;]+/).filter((part) => part !== "").map(Number);
+  const inputs = kind === "features" ? { features: [numbers()] } : { texts: [typed] };
+  return ask("predict", { body: JSON.stringify(inputs), headers: { "content-type": "application/json" } });
 }
 
 if (kind === "image") {
@@ -85,5 +87,6 @@ if (kind === "image") {
   drop.addEventListener("keydown", (event) => { if (event.key === "Enter") find("file").click(); });
   find("file").addEventListener("change", (event) => { if (event.target.files.length) askImage(event.target.files[0]); });
 } else {
-  find("send").addEventListener("click", askNumbers);
+  find("send").addEventListener("click", askTyped);
+  find("typed").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) askTyped(); });
 }
