@@ -8,7 +8,7 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor
 
-from hetxl.integrations.open_clip import loss_for, unwrap, wrap
+from hetxl.integrations.open_clip import loss_for, wrap, zero_shot_head
 
 COLOURS, STEPS, B = 16, 60, 64
 
@@ -27,7 +27,7 @@ def captions_of(colours: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Train, classify without training examples of the names' images, and take the noise away again."""
+    """Train, then classify by names: no image of a class is needed for it."""
     torch.manual_seed(0)
     palette = torch.randn(COLOURS, 3)
     vision = CLIPVisionCfg(layers=1, width=32, head_width=16, patch_size=8, image_size=16)
@@ -45,12 +45,13 @@ def main() -> None:
         if step % 20 == 0:
             print(f"step {step}: loss {loss.item():.3f}")
 
-    unwrap(model.eval())  # an ordinary model of open_clip, for zero-shot and retrieval
     with torch.no_grad():
         images, _, colours = pairs(palette, wrong=0.0)
-        names = model.encode_text(captions_of(torch.arange(COLOURS)), normalize=True)
-        scores = model.encode_image(images, normalize=True) @ names.T
-    print(f"zero-shot top-1 {(scores.argmax(-1) == colours).float().mean():.1%}, chance {1 / COLOURS:.1%}")
+        names = model.eval().encode_text(captions_of(torch.arange(COLOURS)), normalize=True)
+        head = zero_shot_head(model, names)  # a head as any other: to_onnx and save_head take it, too
+        prediction = head.predict(model.encode_image(images, normalize=True))
+    print(f"zero-shot top-1 {(prediction.top_class == colours).float().mean():.1%}, chance {1 / COLOURS:.1%}")
+    print(f"mean entropy {prediction.entropy.mean():.3f} nats, {prediction.mutual_information.mean():.3f} from noise")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
     wrap(model)                                   # noise parameters become the model's own
     loss = loss_for(model)                        # was: open_clip.ClipLoss(...)
     losses = loss(**model(images, texts), output_dict=True)
+    head = zero_shot_head(model, text_embeddings) # head.predict(image_embeddings): probabilities and uncertainty
 
 Nothing of open_clip is imported: any model with `visual`, `logit_scale` and its outputs goes.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from hetxl._checks import positive_float, renamed
 from hetxl.contrastive.loss import PairLoss
+from hetxl.nn import HetXLHead
 
 NAME = "hetxl_noise"
 """Where a wrapped model keeps its noise: `model.hetxl_noise`, `hetxl_noise.*` in its state dict."""
@@ -76,10 +79,45 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def loss_for(model: nn.Module) -> "NoisyLoss":
     """Return the loss of a wrapped model, or of one inside DistributedDataParallel, for open_clip's training loop."""
+    return NoisyLoss(_noise_of(model))
+
+
+@torch.no_grad()
+def zero_shot_head(model: nn.Module, weights: Tensor, **options: Any) -> HetXLHead:
+    """Return a classifier for image embeddings of length 1: its classes are texts, its noise a copy of the model's.
+
+        softmax(scale · (embedding + noise) @ weights.T + bias, -1).mean(0)     # over draws of the noise
+
+    Args:
+        model: a wrapped one.
+        weights: [K, D], embeddings of length 1 of the classes' texts, as from `hetxl.contrastive.zero_shot_weights`.
+        **options: of `hetxl.HetXLHead`, such as eval_samples.
+    """
+    pairs = _noise_of(model)
+    parts: Any = getattr(model, "module", model)
+    if pairs.image_noise is None or pairs.normalize != "before":
+        raise ValueError(
+            f'model must have noise on its image embeddings and normalize="before", found noise={pairs.noise!r} and '
+            f"normalize={pairs.normalize!r}; use hetxl.contrastive.zero_shot_log_probs"
+        )
+    covariance, bias = copy.deepcopy(pairs.image_noise.covariance), getattr(parts, "logit_bias", None)
+    layer = nn.Linear(*reversed(weights.shape), bias=bias is not None).to(next(covariance.parameters()))
+    layer.weight.copy_(parts.logit_scale.exp() * weights)
+    if bias is not None:
+        layer.bias.copy_(bias.expand(len(weights)))
+    head = HetXLHead(
+        layer.in_features, len(weights), link=pairs.link, classifier=layer, covariance="diagonal", **options
+    )
+    head.covariance = covariance
+    return head.eval()
+
+
+def _noise_of(model: nn.Module) -> PairLoss:
+    """Return the noise of a wrapped model, or of one inside DistributedDataParallel."""
     noise = getattr(getattr(model, "module", model), NAME, None)
     if not isinstance(noise, PairLoss):
         raise ValueError("model has no noise; call hetxl.integrations.open_clip.wrap(model) first")
-    return NoisyLoss(noise)
+    return noise
 
 
 class NoisyLoss(nn.Module):

@@ -12,7 +12,8 @@ from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from open_clip_train.train import train_one_epoch
 
 from hetxl.contrastive import ContrastiveLoss
-from hetxl.integrations.open_clip import loss_for, unwrap, wrap
+from hetxl.integrations.export import exportable, to_onnx
+from hetxl.integrations.open_clip import loss_for, unwrap, wrap, zero_shot_head
 
 D = 16
 B = 6
@@ -125,6 +126,26 @@ def test_state_dicts_keep_loading(tmp_path):
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in other.state_dict().items())
     actual = [loss_for(each).noise.noise_of_image(torch.ones(1, D)).covariance() for each in (model, other)]
     assert torch.equal(*actual)
+
+
+@pytest.mark.parametrize(("bias", "covariance"), [(None, "low_rank"), (-2.0, "efficient")])
+def test_zero_shot_head_averages_over_the_noise_of_the_model(bias, covariance, tmp_path):
+    model = wrap(clip(bias), rank=3, covariance=covariance, noise_init=0.5, scale_init=20.0).eval()
+    images, texts = batch()
+    with torch.no_grad():
+        images, weights = model.encode_image(images, normalize=True), model.encode_text(texts, normalize=True)
+        head = zero_shot_head(model, weights, eval_samples=8)
+        z = head.covariance.draw("iid", 5)
+        embeddings = images.unsqueeze(1) + model.hetxl_noise.image_noise(images).draw(z)
+        logits = model.logit_scale.exp() * (embeddings @ weights.T) + (bias or 0.0)
+        expected = (logits.softmax(-1) if bias is None else logits.sigmoid()).mean(1)
+    prediction = head.predict(images, noise=z)
+    torch.testing.assert_close(prediction.probs, expected)
+    assert (prediction.mutual_information > 1e-4).all()
+    module = exportable(head, uncertainty=True)
+    assert to_onnx(module, tmp_path / "zero_shot.onnx", images) < 1e-5
+    with pytest.raises(ValueError, match=r"must have noise on its image embeddings .* found noise='text'"):
+        zero_shot_head(wrap(clip(), noise="text"), weights)
 
 
 def test_a_damaged_state_dict_is_still_refused():
