@@ -4,9 +4,7 @@ Sixteen classes in pairs of twins; three labels in ten are the twin's. The novel
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetxl import DetHead, HetXLHead
@@ -52,8 +50,8 @@ def main() -> None:
     print(f"{'':<14}{'NLL':>7}{'accuracy':>10}{'novelty AUROC':>15}")
     for name, models in methods.items():
         known, unknown = (Ensemble(models).predict(features) for features in (test[0], novel))
-        nll, accuracy = F.nll_loss(known.log_probs, test[1]), (known.top_class == test[1]).float().mean()
-        novelty = score_auroc(np.concatenate([known.entropy, unknown.entropy]), np.arange(4000) >= 2000)
+        nll, accuracy = nn.functional.nll_loss(known.log_probs, test[1]), (known.top_class == test[1]).float().mean()
+        novelty = score_auroc(torch.cat([known.entropy, unknown.entropy]).numpy(), torch.arange(4000).numpy() >= 2000)
         print(f"{name:<14}{nll:7.3f}{accuracy:10.1%}{novelty:15.3f}")
 
 

@@ -104,6 +104,20 @@ def test_adapters_are_saved_and_loaded_with_the_head(name, tmp_path):
     torch.testing.assert_close(predicted(loaded, inputs), predicted(model, inputs))
 
 
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_trainer_trains_and_evaluates_adapters(tmp_path):
+    model = adapted("BertForSequenceClassification", "convert first")
+    data = [{"input_ids": torch.full((4,), 1 + row % CLASSES), "labels": row % CLASSES} for row in range(40)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=20, per_device_train_batch_size=20, learning_rate=3e-2, report_to=[],
+        disable_tqdm=True, save_strategy="no", use_cpu=True, logging_strategy="no", label_names=["labels"],
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.1
+
+
 @pytest.mark.parametrize("order", ["convert first", "LoRA first"])
 def test_disabled_adapters_give_the_model_as_it_was(order):
     name = "BertForSequenceClassification"

@@ -269,8 +269,10 @@ def _with_suffix(path: str | Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say about their own deprecated parts."""
+    """Without what the exporters say about their own deprecated parts and about axes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
+        # Of a model with several inputs: all of them have the batch of the first.
+        warnings.filterwarnings("ignore", ".*axis name: batch will not be used", UserWarning)
         yield

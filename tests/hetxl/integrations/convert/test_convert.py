@@ -180,6 +180,18 @@ def test_copies_and_pickles():
     assert head_of(torch.nn.DataParallel(model)) is model[2]
 
 
+def test_state_dicts_load_into_models_converted_alike():
+    model, plain = hetxl.convert(network(), rank=3, eval_samples=8), network()
+    nn.init.normal_(model[2].weight)
+    again = hetxl.convert(network(), rank=3, eval_samples=8)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.eval()(INPUTS), model.eval()(INPUTS))
+    missing, unexpected = again.load_state_dict(plain.state_dict(), strict=False)
+    assert all(name.startswith("2.covariance.") for name in missing)
+    assert unexpected == []
+    assert torch.equal(mean_logits(again, INPUTS), plain(INPUTS))
+
+
 def test_a_converted_model_learns():
     model = hetxl.convert(network(), train_samples=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
