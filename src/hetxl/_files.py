@@ -62,9 +62,10 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL or "rerun" in str(error.strerror):
+        if error.errno not in _FULL:
             raise
-        raise OSError(error.errno, f"{error.strerror}; free some space and rerun the command", str(path)) from None
+        advice = "; free some space and rerun the command"  # a file of a directory has it already, and its own name
+        raise OSError(error.errno, f"{error.strerror}".removesuffix(advice) + advice, str(path)) from None
 
 
 @contextlib.contextmanager
@@ -92,28 +93,73 @@ def write_json(path: Path, content: Any, indent: int = 2) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
-def read_json(path: Path, kind: type | None = None) -> Any:
+def json_checksum(content: Any) -> str:
+    """Return the SHA-256 of JSON content, in any order."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_checked(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object with its checksum."""
+    write_json(path, {**content, "checksum": json_checksum(content)})
+
+
+def read_checked(path: Path, instead: str) -> dict[str, Any]:
+    """Read what `write_checked` wrote; raise a ValueError that says what to do instead if it was changed."""
+    content = read_json(path, dict)
+    if content.pop("checksum", None) != json_checksum(content):
+        raise ValueError(f"{path} was changed or damaged: its content does not match its checksum; {instead}")
+    return content
+
+
+def read_json(path: Path, kind: type | None = None, finite: bool = True) -> Any:
     """Read JSON, of a kind such as dict if one is stated; the error of a file that is not that names it."""
-    return parse_json(path.read_bytes(), str(path), kind)
+    return parse_json(path.read_bytes(), str(path), kind, finite)
 
 
-def parse_json(text: str | bytes, source: str, kind: type | None = None) -> Any:
+def parse_json(text: str | bytes, source: str, kind: type | None = None, finite: bool = True) -> Any:
     """Return the content of JSON text; raise a ValueError that names its source for anything else.
 
-    NaN and infinite numbers are not JSON, and nesting too deep for Python to read is damage.
+    NaN and infinite numbers are not JSON, unless `finite` is False, and nesting too deep for Python to read is damage.
     """
+    check = _finite if finite else None
     try:
-        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        content = json.loads(text, parse_float=check, parse_constant=check)
     except RecursionError:
         raise ValueError(f"{source} is not valid JSON: it is nested too deeply") from None
     except ValueError as error:  # of the decoder, of UTF-8, of an integer with too many digits
         raise ValueError(f"{source} is not valid JSON: {error}") from None
     if kind is not None and not isinstance(content, kind):
         raise ValueError(f"{source} must hold a JSON {_KINDS[kind]}, found {_shortened(content)}")
-    return content
+    return _Object(content, source) if isinstance(content, dict) else content
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that names its source in the error of an entry that is missing."""
+
+    def __init__(self, content: dict[str, Any], source: str):
+        super().__init__(content)
+        self.source = source
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{self.source} has no entry {key!r}; restore it or write it again")
+
+    def __reduce__(self) -> Any:  # as plain as what is written
+        return dict, (dict(self),)
 
 
 _KINDS = {dict: "object", list: "list", str: "text"}
+
+
+@contextlib.contextmanager
+def reading(path: Path, instead: str) -> Iterator[None]:
+    """Name the file, and what to do instead, in the error of content that is not of its form: entries that are missing,
+    of another type, or too large for memory."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as error:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(missing.partition("\n")[0].split())[:200] or type(error).__name__
+        raise ValueError(f"{path} cannot be read ({reason}); {instead}") from None
 
 
 def _finite(text: str) -> float:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,8 +48,11 @@ def write_tensors(
     with whole_file(path) as temporary:
         try:
             save_file(own, temporary, {key: text})
-        except SafetensorError as error:  # such as a full disk, which is no OSError there
-            raise OSError(f"{path} cannot be written: {_one_line(error)}") from None
+        except SafetensorError as error:  # a full disk is no OSError there
+            code = re.search(r"\(os error (\d+)\)", str(error))
+            if code is None:
+                raise OSError(f"{path} cannot be written: {_one_line(error)}") from None
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
 
 
 def read_tensors(path: Path, key: str = KEY) -> StoredTensors:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hetxl._checks import integer_at_least
-from hetxl._files import read_arrays, read_json, whole_file, whole_text, write_arrays, write_json
+from hetxl._files import read_arrays, read_json, reading, whole_file, whole_text, write_arrays, write_json
 from hetxl._seeds import derive_seed, some_rows
 from hetxl.functional import IGNORE_INDEX
 from hetxl.metrics.audit import Audit, AuditBuilder
@@ -148,7 +148,8 @@ def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: in
             trained = load_run(run.path, find_device(config.device))
             part = _predicted(trained, split, np.flatnonzero(fold == number), others, config, console)
             write_arrays(stored, dataclasses.asdict(part))
-        parts.append(Audit(**read_arrays(stored)))
+        with reading(stored, "remove it, and run the audit again"):
+            parts.append(Audit(**read_arrays(stored)))
     return Audit.concatenate(parts)
 
 
@@ -272,7 +273,7 @@ def apply_decisions(
         raise FileNotFoundError(f"{directory} has no audit.json; pass the --out directory of hetxl audit")
     if (decisions is None) == (top is None):
         raise ValueError("give either a decisions file or --top SHARE, one of them")
-    written = read_json(about)
+    written = read_json(about, dict)
     config = TrainConfig(data=written["data"], labels=written["labels"], data_seed=written["data_seed"])
     dataset = _whole(config)
     split, names = dataset.splits["train"], {name: index for index, name in enumerate(dataset.class_names)}

@@ -5,8 +5,10 @@ Our own normalise without batch statistics, so that a batch may be cut into any 
 last layer does not (`Cnn(centred=True)`).
 """
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -376,13 +378,32 @@ class PooledText(nn.Module):
         return (weights * output.last_hidden_state).sum(1) / weights.sum(1).clamp(min=1)
 
 
+_TRUSTED: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+"""No code of the model's own, not even by a question on the terminal, and no pickles."""
+
+
+@contextlib.contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Say in one line why a model of transformers cannot be loaded."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        if "custom code" in str(error):
+            raise ValueError(
+                f"backbone {name!r} needs code of its own, which is never run; use another model"
+            ) from None
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"backbone {name!r} cannot be loaded (weights must be safetensors): {reason}") from None
+
+
 def _transformers(name: str, model: str, options: BackboneOptions, spec: InputSpec) -> tuple[nn.Module, int]:
     with importing("transformers", name):
         from transformers import AutoConfig, AutoModel
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
         known = model in MODEL_MAPPING_NAMES and not uses_published(options)
-        config: Any = AutoConfig.for_model(model) if known else AutoConfig.from_pretrained(model)
+        with _refusing(name):
+            config: Any = AutoConfig.for_model(model) if known else AutoConfig.from_pretrained(model, **_TRUSTED)
         if options.drop_path and not hasattr(config, "drop_path_rate"):
             raise ValueError(f"backbone {name!r} has no drop path; leave drop_path out, or use a model of timm")
         if options.drop_path:
@@ -391,9 +412,10 @@ def _transformers(name: str, model: str, options: BackboneOptions, spec: InputSp
         first = config.model_type in FIRST_TOKEN and "ForImageClassification" in str(config.architectures)
         arguments: dict[str, Any] = {"add_pooling_layer": False} if first else {}
         if uses_published(options):
-            module: Any = AutoModel.from_pretrained(model, config=config, **arguments)
+            with _refusing(name):
+                module: Any = AutoModel.from_pretrained(model, config=config, **_TRUSTED, **arguments)
         else:
-            module = AutoModel.from_config(config, **arguments)
+            module = AutoModel.from_config(config, trust_remote_code=False, **arguments)
     expected, what = ("input_ids", "a language model") if spec.kind == "text" else ("pixel_values", "a vision model")
     if module.main_input_name != expected:
         kind = "texts" if spec.kind == "text" else "images"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetxl._files import read_json, write_json
+from hetxl._files import read_checked, reading, write_checked
 from hetxl._seeds import derive_seed
 from hetxl.functional import LabelLists
 from hetxl.metrics.conformal import Conformal, ScoreOptions, calibrate, label_scores, label_thresholds, risk_threshold
@@ -45,15 +45,16 @@ class Calibration:
         path = run / FILE
         if not path.exists():
             raise FileNotFoundError(f"{run} is not calibrated; run hetxl calibrate {run} first")
-        about = read_json(path)
-        conformal = None
-        if "coverage" in about:
-            limits = np.array([np.inf if value is None else value for value in about["class_thresholds"]])
-            options = ScoreOptions(**about["score"])
-            conformal = Conformal(about["coverage"], options, limits, about["grouping"], about["examples"])
-        labels = about.get("label_thresholds")
-        thresholds = None if labels is None else np.array([np.inf if value is None else value for value in labels])
-        return Calibration(conformal, about.get("risk"), about.get("confidence"), thresholds)
+        again = f"run hetxl calibrate {run} again"
+        about, conformal = read_checked(path, again), None
+        with reading(path, again):
+            if "coverage" in about:
+                limits = np.array([np.inf if value is None else float(value) for value in about["class_thresholds"]])
+                options = ScoreOptions(**about["score"])
+                conformal = Conformal(about["coverage"], options, limits, about["grouping"], about["examples"])
+            labels = about.get("label_thresholds")
+            thresholds = None if labels is None else np.array([np.inf if v is None else float(v) for v in labels])
+            return Calibration(conformal, about.get("risk"), about.get("confidence"), thresholds)
 
 
 def calibrate_run(
@@ -88,7 +89,7 @@ def calibrate_run(
         if coverage is None and risk is None:
             raise ValueError("give --coverage for prediction sets, --risk for answers of a stated error rate, or both")
         about |= _one_label(trained, dataset, name, coverage, ScoreOptions(score), grouping, risk, seed, console)
-    write_json(trained.run.path / FILE, about)
+    write_checked(trained.run.path / FILE, about)
     return about
 
 

@@ -7,8 +7,6 @@ RUN/checkpoints/step-00000120/state.json             the step, the best so far, 
 RUN/checkpoints/best.json                            which step had the best validation loss
 """
 
-import hashlib
-import json
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
-from hetxl._files import read_json, sha256_of, whole_directory, write_json
+from hetxl._files import json_checksum, read_json, sha256_of, whole_directory, write_checked, write_json
 from hetxl._tensors import read_tensors, write_tensors
 from hetxl_train.distributed import START, World
 from hetxl_train.parallel import divided_like, load_state
@@ -129,17 +127,17 @@ class Checkpoints:
             else:
                 write_tensors(temporary / TENSORS, checkpoint.tensors)
                 state["tensors_checksum"] = sha256_of(temporary / TENSORS)
-            write_json(temporary / STATE, {**state, "checksum": _checksum(state)})
+            write_checked(temporary / STATE, state)
         self._remove_old()
 
     def update(self, step: int, state: dict[str, Any], best: bool) -> None:
         """Replace entries of a checkpoint's state, mark it if it is the best, and remove old ones."""
         path = self._path(step) / STATE
-        stored = {**read_json(path), **state}
-        stored.pop("checksum")
+        stored = {**read_json(path, dict), **state}
+        stored.pop("checksum", None)
         if best:
             write_json(self.directory / BEST, {"step": step})
-        write_json(path, {**stored, "checksum": _checksum(stored)})
+        write_checked(path, stored)
         self._remove_old()
 
     def _remove_old(self) -> None:
@@ -153,16 +151,19 @@ class Checkpoints:
         path = self._path(step)
         changed = "was changed or cut short; its checksum does not match"
         try:
-            state = read_json(path / STATE)
+            state = read_json(path / STATE, dict)
         except OSError as error:
             raise CheckpointError(f"checkpoint {path}: {STATE} cannot be read: {error}") from None
         except ValueError as error:
             raise CheckpointError(f"checkpoint {path}: {error}") from None
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if state.get("format") != FORMAT:
             raise CheckpointError(f"checkpoint {path}: {STATE} has no format {FORMAT} of this version of hetxl")
-        if state.pop("checksum", None) != _checksum(state):
+        if state.pop("checksum", None) != json_checksum(state):
             raise CheckpointError(f"checkpoint {path}: {STATE} {changed}")
-        checksums = {f"{PARTS}/{name}": checksum for name, checksum in state.pop("parts_checksums", {}).items()}
+        parts = state.pop("parts_checksums", {})
+        if not isinstance(parts, dict) or not all(Path(name).name == name for name in parts):
+            raise CheckpointError(f"checkpoint {path}: {STATE} names no files of its own, but {parts!r:.80}")
+        checksums = {f"{PARTS}/{name}": checksum for name, checksum in parts.items()}
         checksums = checksums or {TENSORS: state.pop("tensors_checksum", None)}
         name = TENSORS
         try:
@@ -226,10 +227,6 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
-
-
-def _checksum(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 # ---- the state of a model and its optimiser

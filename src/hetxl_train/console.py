@@ -7,7 +7,7 @@ from typing import TypeVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from hetxl_train.formatting import printable
+from hetxl_train.formatting import message_lines
 
 Item = TypeVar("Item")
 STEP = 4096
@@ -22,8 +22,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print one line, without markup; control characters, as of a file's name, are shown escaped."""
-        lines = "\n".join(printable(line) for line in text.split("\n"))
-        self.rich.print(lines, markup=False, soft_wrap=True)
+        self.rich.print("\n".join(message_lines(text)), markup=False, soft_wrap=True)
 
     def bar(self, title: str, total: int, done: int = 0) -> "Bar":
         """Return a bar for a task of known length; use it as a context."""

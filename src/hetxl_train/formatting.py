@@ -1,5 +1,7 @@
 """Format numbers for people; a dash stands for an unknown value."""
 
+import sys
+
 MISSING = "–"
 MINUS = "−"
 LARGEST = 1e100  # the largest magnitude accepted from a file: beyond it, sums and ratios could overflow
@@ -104,6 +106,14 @@ def tick(value: float) -> str:
     if value and abs(value) < 1e-4:
         return f"{value:.3g}".replace("-", MINUS)
     return f"{value:,.6g}".replace("-", MINUS)
+
+
+def message_lines(text: str) -> list[str]:
+    """Return the lines of a message, each safe to print; a name on the command line never breaks one."""
+    for word in sys.argv:
+        if not word.isprintable():
+            text = text.replace(word, printable(word))
+    return [printable(line) for line in text.split("\n")]
 
 
 def printable(text: str) -> str:

@@ -255,16 +255,20 @@ class Trainer:
             self.progress = Progress(**{"evaluated": checkpoint.step, **checkpoint.state["progress"]})
             if self.progress.step != checkpoint.step:
                 raise TypeError(f"its progress says step {self.progress.step}")
+            sums = checkpoint.state.get("loss_sums", [self.progress.loss_sum])
+            numbers = (*vars(self.progress).values(), *sums, *checkpoint.state.get("parts", (1, 1)))
+            if not all(value is None or isinstance(value, int | float) for value in numbers):
+                raise TypeError("its progress is not in numbers")
             self.scaler.load_state_dict(checkpoint.state["scaler"])
             if self.world.is_main and "unreadable" in checkpoint.state:  # a limit that was reached is reached again
                 self.unreadable.restore(checkpoint.state["unreadable"])
-        except (KeyError, RuntimeError, TypeError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"checkpoint of step {checkpoint.step} is of another model or version: {' '.join(str(error).split())}; "
-                "start in another directory (--out)"
+                f"checkpoint of step {checkpoint.step} is damaged, or of another model or version: {reason}; start in "
+                "another directory (--out)"
             ) from None
-        sums, rank = checkpoint.state.get("loss_sums", [self.progress.loss_sum]), self.data.rank
-        same = len(sums) == self.data.processes
+        rank, same = self.data.rank, len(sums) == self.data.processes
         self.progress.loss_sum = sums[rank] if same else sum(sums) * (rank == 0)
 
 

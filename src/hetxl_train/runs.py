@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl._files import parse_json, read_json, write_bytes, write_json
+from hetxl._files import parse_json, read_json, reading, write_bytes, write_json
 from hetxl._tensors import check_finite, read_tensors, write_tensors
 from hetxl.metrics.records import MAX_BYTES
 from hetxl.nn import Head, LaplaceHead, Prediction
@@ -194,12 +194,9 @@ def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) ->
     """
     path = run.path / "model.json"
     before = read_json(path, dict).get("data") if path.exists() else None
-    try:
-        difference = None if before is None else changes(before, fingerprint(dataset), splits)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read: its fingerprint of the data is damaged ({error}); {instead}"
-        ) from None
+    now = None if before is None else fingerprint(dataset)
+    with reading(path, f"its fingerprint of the data is damaged; {instead}"):
+        difference = None if before is None or now is None else changes(before, now, splits)
     if difference is not None:
         raise ValueError(
             f"{run.config.data} is not what {run.path} was trained on: {difference}. Rows to be tested on may be among "
@@ -277,11 +274,10 @@ def load_contrastive_run(path: str | Path, device: torch.device | str = "cpu") -
 def _model_json(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the content of model.json; raise for what cannot be read of it."""
     path = run.path / "model.json"
-    try:
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; train again in another --out")
+    with reading(path, "train again in another --out"):
         yield read_json(path, dict)
-    except (OSError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RuntimeError) as error:
-        reason = " ".join(str(error).splitlines()[0].split()) if str(error) else type(error).__name__
-        raise ValueError(f"{path} cannot be read ({reason}); train again in another --out") from None
 
 
 def _load_weights(run: Run, model: nn.Module, console: Console | None) -> None:

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from hetxl._tensors import read_tensors
 from hetxl.nn import Head
 from hetxl_train.backbones import Pooled, PooledText
 from hetxl_train.config import BackboneOptions, TrainConfig
@@ -103,8 +102,8 @@ def _start_from_file(model: Model, path: Path) -> Start:
     if path.suffix != ".safetensors":
         raise ValueError(f"--start-from {path} must be a run directory or a .safetensors file; convert it first")
     try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
+        state = read_tensors(path).tensors
+    except (OSError, ValueError) as error:
         raise ValueError(f"--start-from {path} is not a safetensors file: {error}") from None
     _load_body(model.backbone.body, state, path)
     classifier: Any = model.head.classifier

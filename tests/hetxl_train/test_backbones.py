@@ -319,3 +319,29 @@ def test_a_classifier_of_transformers_gives_the_features_that_it_classifies(tmp_
     inputs = inputs_for(IMAGES)
     with torch.no_grad():
         torch.testing.assert_close(theirs.classifier(backbone(inputs)), theirs(pixel_values=inputs).logits)
+
+
+def remote_code(directory):
+    (directory / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}')
+    (directory / "evil.py").write_text(f"open({str(directory / 'executed')!r}, 'w')\nclass Config: pass\n")
+
+
+def pickled_weights(directory):
+    from transformers import ViTConfig
+
+    ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24).save_pretrained(
+        directory
+    )
+    torch.save({"a": torch.ones(1)}, directory / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [(remote_code, "needs code of its own, which is never run"), (pickled_weights, "weights must be safetensors")],
+)
+def test_models_with_code_or_pickles_are_refused_in_one_line(tmp_path, write, message):
+    write(tmp_path)
+    with pytest.raises(ValueError, match=message) as raised:
+        build_backbone(small(backbone=f"hf:{tmp_path}"), IMAGES)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "executed").exists()

@@ -163,7 +163,7 @@ def resign(folder, **changes):
         (edit_state, "state.json was changed or cut short; its checksum does not match"),
         (cut_state, "is not valid JSON"),
         (no_state, "state.json cannot be read"),
-        (other_state, "state.json has no format 1"),
+        (other_state, "state.json must hold a JSON object, found a list"),
         (other_format, "state.json has no format 1"),
         (no_folder, "state.json cannot be read"),
         (rename, "was renamed: it is of another step"),

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from hetxl_train.console import Bar, Console, counted, progress_bar
+from hetxl_train.formatting import message_lines
 
 
 def test_lines_go_to_the_standard_error_as_they_are(capsys):
@@ -81,3 +82,8 @@ def test_closing_the_iterator_removes_the_bar(capsys, monkeypatch):
 def test_progress_bar_passes_errors_through():
     with pytest.raises(KeyError, match="inside"), progress_bar("Reading", 1):
         raise KeyError("inside")
+
+
+def test_names_on_the_command_line_never_break_a_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["hetxl", "data", "x\x1b[31my\nz.npz"])
+    assert message_lines("x\x1b[31my\nz.npz is damaged\nsecond") == [r"x\x1b[31my\nz.npz is damaged", "second"]

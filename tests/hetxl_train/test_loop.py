@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,11 +29,16 @@ from hetxl_train.runs import Log, read_log
 from hetxl_train.tasks.classification import ClassificationTask
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
-from support.pairs import image_folder, small_pairs, vectors_file
+from support.pairs import image_folder, image_shards, small_pairs, vectors_file
 from support.training import QUIET, small
 
 TIMES = ("seconds", "examples_per_second", "predict_seconds_per_1000")
-TIMES += tuple(f"{phase}_seconds" for phase in ("train", "validation", "checkpoint", "evaluate", "other"))
+TIMES += (
+    "checksum",
+    "out",
+    *(f"{phase}_seconds" for phase in ("train", "validation", "checkpoint", "evaluate", "other")),
+)
+SEED = 1  # of the moments of the kills
 DATA = load_synthetic(rows=600, classes=6, features=4)
 
 
@@ -48,29 +56,58 @@ def same_tensors(first: Path, second: Path) -> None:
         assert torch.equal(value, other[name]), name
 
 
+def killed_run(directory: Path, kills: int, kind: str, processes: int = 1) -> dict[str, Any]:
+    """Train in processes of their own that are killed so often; what is known of it."""
+    print(f"{kind}: {kills} kills of {processes} process(es), seed {SEED}")
+    command = [sys.executable, killed.__file__, str(directory), str(kills), str(SEED), kind, str(processes)]
+    paths = os.pathsep.join([str(Path(killed.__file__).parents[1]), *filter(None, sys.path)])
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=3000, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout)
+
+
+def check_same_runs(expected: Path, actual: Path) -> None:
+    """Everything but the times is the same, and nothing is left behind."""
+    names = [sorted(str(path.relative_to(run)) for path in run.rglob("*")) for run in (expected, actual)]
+    assert names[0] == names[1]  # neither temporary files nor a lock
+    for name in names[0]:
+        path, other = expected / name, actual / name
+        if name.endswith(".safetensors"):
+            same_tensors(path, other)
+        elif name.endswith((".json", ".jsonl")):
+            texts = [run_file.read_text() for run_file in (path, other)]
+            contents = [list(map(json.loads, text.splitlines() if name.endswith("l") else [text])) for text in texts]
+            assert without_times(contents[0]) == without_times(contents[1]), name
+        elif path.is_file():
+            assert path.read_bytes() == other.read_bytes(), name
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["mlp", "none"])
-def test_repeatedly_killed_run_equals_an_uninterrupted_one(tmp_path, backbone):
-    straight, broken = tmp_path / "straight", tmp_path / "killed"
-    script = [sys.executable, killed.__file__]
-    subprocess.run([*script, str(straight), "0", "0", backbone], check=True, capture_output=True, timeout=300)
-    process = subprocess.run([*script, str(broken), "20", "1", backbone], capture_output=True, text=True, timeout=500)
-    assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout)["killed"] == 20
-    same_tensors(straight / "model.safetensors", broken / "model.safetensors")
-    steps = Checkpoints(straight / "checkpoints").steps()
-    assert steps == Checkpoints(broken / "checkpoints").steps()
-    for step in steps:
-        checkpoint = Path("checkpoints") / f"step-{step:08d}"
-        same_tensors(straight / checkpoint / "tensors.safetensors", broken / checkpoint / "tensors.safetensors")
-        expected, actual = (json.loads((run / checkpoint / "state.json").read_text()) for run in (straight, broken))
-        for state in (expected, actual):
-            assert state.pop("checksum")
-        assert without_times(expected) == without_times(actual)
-    assert without_times(read_log(straight / "log.jsonl")) == without_times(read_log(broken / "log.jsonl"))
-    expected, actual = (json.loads((run / "result.json").read_text()) for run in (straight, broken))
-    assert without_times(expected) == without_times(actual)
-    assert not list(broken.rglob(".*"))  # neither temporary files nor a lock
+@pytest.mark.parametrize("kind", ["mlp", "none", "frozen", "shards", "pairs"])
+def test_run_killed_20_times_equals_an_uninterrupted_one(tmp_path, kind):
+    image_shards(tmp_path)
+    killed_run(tmp_path / "straight", 0, kind)
+    about = killed_run(tmp_path / "killed", 20, kind)
+    assert about["killed"] == 20
+    assert len(set(about["checkpoints"])) > 5
+    check_same_runs(tmp_path / "straight", tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_long_run_keeps_its_memory_and_survives_20_kills(tmp_path, processes):
+    samples = np.array(killed_run(tmp_path / "straight", 0, "soak", processes)["samples"], dtype=np.float64)
+    step, memory, files = samples[samples[:, 0] >= 4000].T  # caches have filled by then
+    slope = np.polyfit(step, memory, 1)[0] * 1e4 / 2**20
+    about = f"{memory.mean() / 2**20:.0f} MB, {slope:+.2f} MB in 10,000 steps, {files.mean():.0f} files"
+    print(f"{processes} process(es): {about}")
+    assert abs(slope) < 4  # MB
+    early, late = np.median(files[: len(files) // 4]), np.median(files[-len(files) // 4 :])
+    assert early == late
+    assert killed_run(tmp_path / "killed", 20, "soak", processes)["killed"] == 20
+    check_same_runs(tmp_path / "straight", tmp_path / "killed")
 
 
 def build_trainer(tmp_path, steps=6, **options) -> Trainer:
@@ -408,7 +445,7 @@ def test_a_checkpoint_of_other_towers_is_refused(tmp_path):
     data = vectors_file(tmp_path / "x.npz")
     contrastive_trainer(small_pairs(data, head="det"), tmp_path, steps=1).train(None, dict)
     other = contrastive_trainer(small_pairs(data), tmp_path, steps=2)
-    with pytest.raises(CheckpointError, match="is of another model or version"):
+    with pytest.raises(CheckpointError, match="is damaged, or of another model or version"):
         other.restore(other.checkpoints.latest()[0])
 
 
@@ -417,6 +454,6 @@ def test_a_checkpoint_without_moments_is_refused(tmp_path):
     trainer.train(None, lambda: {"nll": 1.0})
     checkpoint = trainer.checkpoints.load(1)
     tensors = {name: value for name, value in checkpoint.tensors.items() if "exp_avg_sq" not in name}
-    message = r"step 1 is of another model or version: .*exp_avg_sq.*start in another directory"
+    message = r"step 1 is damaged, or of another model or version: .*exp_avg_sq.*start in another directory"
     with pytest.raises(CheckpointError, match=message):
         trainer.restore(dataclasses.replace(checkpoint, tensors=tensors))

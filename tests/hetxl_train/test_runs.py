@@ -376,7 +376,7 @@ def test_directories_that_are_not_contrastive_runs(tmp_path):
 
 def test_towers_without_weights_yet(tmp_path):
     run = start_run(small_pairs("x"), tmp_path)
-    with pytest.raises(ValueError, match=r"model\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"model\.json does not exist"):
         load_contrastive_run(tmp_path)
     write_json(run.path / "model.json", MODEL)
     with pytest.raises(ValueError, match="has no weights yet: no checkpoint was written"):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hetxl_train.checkpoint import _checksum
+from hetxl._files import write_checked
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.label_noise import LabelNoise
@@ -392,7 +392,7 @@ def forge(run, change):
     state = json.loads(path.read_text())
     state.pop("checksum")
     change(state)
-    path.write_text(json.dumps(state | {"checksum": _checksum(state)}))
+    write_checked(path, state)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +403,12 @@ def forge(run, change):
         lambda state: state.pop("scaler"),
         lambda state: state.pop("progress"),
         lambda state: state.update(run=[]),
+        lambda state: state["progress"].update(seconds="x"),
+        lambda state: state.update(loss_sums=["x"]),
+        lambda state: state.update(parts=["a", "b"]),
+        lambda state: state.update(unreadable={"seen": "x"}),
+        lambda state: state.update(parts_checksums=[1]),
+        lambda state: state.update(parts_checksums={"../state.json": "x"}),
     ],
 )
 def test_state_that_is_not_of_its_step_is_never_used(tmp_path, change):
@@ -427,6 +433,11 @@ def test_changed_features_are_noticed_when_a_run_resumes_or_is_evaluated(tmp_pat
         run_of(tmp_path / "run", data=str(path), **EVERY_TWO)
     with pytest.raises(ValueError, match="test has other inputs than it had"):
         evaluate_run(run.path)
+    edited = features.copy()
+    edited[200] = features[201]  # of few rows every one counts
+    np.savez(path, features=edited, labels=labels)
+    with pytest.raises(ValueError, match="has other inputs than it had"):
+        run_of(tmp_path / "run", data=str(path), **EVERY_TWO)
     np.savez(path, features=features, labels=labels)
     run_of(tmp_path / "run", data=str(path), **EVERY_TWO)
     assert evaluate_run(run.path)["examples"] == 40

@@ -33,6 +33,7 @@ MOMENTS = (
     (Trainer, "take_step"),
     (RecordsBuilder, "add"),
     (checkpoint, "write_json"),
+    (checkpoint, "write_checked"),
     (Checkpoints, "_write_parts"),
     (distributed, "_outcome"),
     (World, "wait"),

@@ -1,5 +1,6 @@
 """Download packages with the machine's own tools, check and unpack them; nothing is installed."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,13 +10,18 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from email.parser import HeaderParser
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from hetxl._files import read_json, sha256_of, sync_tree
 from hetxl_train.console import progress_bar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 RECORD = ".package.json"  # describes a package, in the directory that it was unpacked to
 TIMEOUT = 1800  # seconds after which a tool is killed
@@ -72,8 +78,8 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
         return existing
     directory.mkdir(parents=True, exist_ok=True)
     # Under a temporary name until it is complete: several processes may ask for the same package at the same time.
-    with tempfile.TemporaryDirectory(dir=directory, prefix=f".{name}-") as temporary:
-        download, content = Path(temporary) / "download", Path(temporary) / "content"
+    with _temporary(directory, name) as temporary:
+        download, content = temporary / "download", temporary / "content"
         download.mkdir()
         content.mkdir()
         with progress_bar(f"Downloading {name}", None):
@@ -89,6 +95,35 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
             if _read(kind, name, root) is None:  # unless another process was faster
                 raise
     return Package(name, fetched.version, fetched.sha256, fetched.licence, root)
+
+
+@contextlib.contextmanager
+def _temporary(directory: Path, name: str) -> Iterator[Path]:
+    """Yield a temporary directory for a download; those that killed processes left are removed."""
+    with contextlib.ExitStack() as stack:
+        with _locked(directory):  # until the new one is locked: nobody takes it for a leftover
+            for leftover in directory.glob(f".{name}-*"):
+                with contextlib.suppress(OSError), _locked(leftover, wait=False):
+                    shutil.rmtree(leftover)
+            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory, prefix=f".{name}-")))
+            stack.enter_context(_locked(temporary))
+        yield temporary
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on a directory, which the system releases when the process ends; raise an OSError without waiting."""
+    if fcntl is None:  # nothing is known of other processes
+        if not wait:
+            raise OSError("no locks")
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
 
 
 def _find(kind: str, name: str, directory: Path) -> Package | None:

@@ -305,7 +305,10 @@ def _check(directory: Path) -> Built:
         manifest = read_json(directory / MANIFEST, dict)
         files = {file: (int(entry["size"]), str(entry["sha256"])) for file, entry in manifest["files"].items()}
         known = manifest["format"] == FORMAT and manifest.keys() >= {"name", "options", "packages", "notes"}
-        known &= bool(files) and all(isinstance(package, dict) for package in manifest["packages"])
+        known &= bool(files) and all(
+            package.keys() >= {"name", "version", "licence"} for package in manifest["packages"]
+        )
+        known &= all(isinstance(note, str) for note in manifest["notes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         known, files, manifest = False, {}, {}
     if not known:

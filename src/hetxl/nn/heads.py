@@ -1,6 +1,7 @@
 """The four heads of the paper. `Head` has what they share: calling them, the loss, and prediction. Each of the four
 only says how large its noise space is and how noise is lifted."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, cast
@@ -322,6 +323,10 @@ class Head(nn.Module, ABC):
         non_negative_float("tolerance", tolerance)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
+        if features.dtype == torch.float16 and self._custom_classifier is None and (features.abs() > LARGE_HALF).any():
+            options = {"num_samples": num_samples, "generator": generator, "order": order, "tolerance": tolerance}
+            options |= {"noise": None if noise is None else noise.float(), "target": target}
+            return copy.deepcopy(self).float().predict(features.float(), top_k, method, **options)
         scale = self.noise_scale * (CLEAN_NOISE if target == "clean" else 1.0)
         if self.covariance is None or not scale:
             method = "deterministic"
@@ -498,6 +503,11 @@ def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None
         )
 
 
+LARGE_HALF = 256.0
+"""Features beyond it are predicted in float32 by a copy of a float16 head: half precision ends at 65,504, and logits
+and variances are sums of products of them."""
+
+
 def bounded(features: Tensor, power: float = 1 / 3) -> Tensor:
     """Return features [..., D], rows beyond what products can hold scaled down to that; others as they are, to the bit.
 
@@ -508,7 +518,7 @@ def bounded(features: Tensor, power: float = 1 / 3) -> Tensor:
         power: of the largest number of the type; a third leaves variances and their sums finite.
     """
     if features.dtype == torch.float16:
-        return features  # its largest numbers are not large
+        return features  # large ones are predicted in float32
     limit = torch.finfo(features.dtype).max ** power
     return features / (features.abs().amax(-1, keepdim=True) / limit).clamp(min=1)
 

@@ -12,7 +12,7 @@ from typer.main import get_command, get_group
 
 from hetxl import __version__
 from hetxl_train import plugins
-from hetxl_train.formatting import printable
+from hetxl_train.formatting import message_lines
 
 
 def optional(help: str, **more: Any) -> Any:
@@ -35,7 +35,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, ImportError, OSError) as error:
-        lines = [printable(" ".join(line.split())) for line in str(error).splitlines()]
+        lines = [" ".join(line.split()) for line in message_lines(str(error))]
         typer.echo("Error: " + "\n  ".join(filter(None, lines)), err=True)
         raise typer.Exit(2) from None
     except FloatingPointError as error:

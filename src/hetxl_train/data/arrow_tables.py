@@ -1,5 +1,6 @@
 """Tables with Arrow types: parquet and Arrow files, pandas DataFrames and Hugging Face datasets."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -8,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hetxl_train.data.cache import HELD, announce_copy, fingerprint_of, make_cache_directory
+from hetxl_train.data.cache import HELD, announce_copy, fingerprint_of, is_whole, make_cache_directory, write_checksum
 from hetxl_train.data.dataset import Shown
 from hetxl_train.data.image_files import Encoded, ImageSource
-from hetxl_train.data.mapped_arrays import MappedArray
+from hetxl_train.data.mapped_arrays import MappedArray, check_unchanged, stamp
 from hetxl_train.data.remote import is_remote, join, open_address
 from hetxl_train.data.strings import Strings
 from hetxl_train.data.tables import Table, check_distinct
@@ -26,18 +27,22 @@ BATCH = 4096  # rows that are read at a time
 class Cells:
     """A column of a Hugging Face dataset whose values, texts or images, are read on demand."""
 
-    def __init__(self, dataset: "datasets.Dataset", column: str, source: str, directory: str | Path = Path()) -> None:
-        self.data, self.source, self.directory = (
-            dataset.select_columns([column]).with_format("arrow"),
-            source,
-            directory,
-        )
+    def __init__(
+        self, dataset: "datasets.Dataset", column: str, source: str, directory: str | Path = Path(),
+        mapped: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.data = dataset.select_columns([column]).with_format("arrow")
+        self.source, self.directory = source, directory
+        # Files that are mapped: reading one that was cut off would end the process.
+        self.stamps = {path: stamp(path) for path in (*mapped, *(file["filename"] for file in dataset.cache_files))}
 
     def __len__(self) -> int:
         return len(self.data)
 
     def take(self, indices: Sequence[int]) -> list[Any]:
         """Return some of the values."""
+        for path, before in self.stamps.items():
+            check_unchanged(path, before)
         return self.data[list(indices)].column(0).to_pylist()  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self, indices: Sequence[int]) -> Sequence[Encoded]:
@@ -67,9 +72,12 @@ class ArrowTable(Table):
     """A table with an Arrow schema: a Hugging Face dataset."""
 
     paths: Sequence[str] = ()  # of the files that it is read from; none if it is in memory
+    mapped: Sequence[str] = ()  # files that `datasets` does not know to be mapped
 
-    def __init__(self, dataset: "datasets.Dataset", source: str, directory: str | Path = Path()) -> None:
-        self.data, self.source, self.directory = dataset, source, directory
+    def __init__(
+        self, dataset: "datasets.Dataset", source: str, directory: str | Path = Path(), mapped: Sequence[str] = ()
+    ) -> None:
+        self.data, self.source, self.directory, self.mapped = dataset, source, directory, mapped
         self.paths = [file["filename"] for file in dataset.cache_files]
 
     @cached_property
@@ -110,13 +118,13 @@ class ArrowTable(Table):
 
     def texts(self, column: str, cache: Path | None = None) -> Strings | Cells:
         """Return a column of texts, read on demand."""
-        return Cells(self.dataset(column, cache), column, self.source)
+        return Cells(self.dataset(column, cache), column, self.source, mapped=self.mapped)
 
     def images(self, column: str, cache: Path | None = None) -> ImageSource:
         """Return a column of images, read on demand, or of their paths."""
         if self.kinds[column] == "text":
             return super().images(column, cache)
-        return Cells(self.dataset(column, cache), column, self.source, self.directory)
+        return Cells(self.dataset(column, cache), column, self.source, self.directory, self.mapped)
 
     def vectors(self, column: str, cache: Path | None = None) -> MappedArray:
         """Return a column of equally long lists of numbers as an array [n, D], in memory or in a file of the cache."""
@@ -163,9 +171,15 @@ class ParquetTable(ArrowTable):
             return datasets.Dataset(pa.Table.from_batches(batches, schema))  # pyright: ignore[reportArgumentType]
         parent = make_cache_directory(cache)
         directory = parent / f"{Path(self.paths[0]).stem[:40]}-{fingerprint_of(self.paths, column)}"
+        whole = is_whole(directory)
+        if whole is False:  # None is left alone: another process may be writing it
+            shutil.rmtree(directory)
         if not directory.exists():
             announce_copy(self.source, column, size, parent)
-        return datasets.Dataset.from_parquet(self.paths, cache_dir=str(directory), columns=[column])  # pyright: ignore
+        copy: Any = datasets.Dataset.from_parquet(list(self.paths), cache_dir=str(directory), columns=[column])
+        if not whole:
+            write_checksum(directory)
+        return copy
 
     def names(self, column: str) -> Sequence[str] | None:
         """Return the class names that `datasets` wrote into the file's metadata."""
@@ -213,12 +227,19 @@ def open_arrow(path: str | Path) -> ArrowTable:
     import pyarrow as pa
 
     try:
-        with suppress(pa.ArrowInvalid):
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            return ArrowTable(datasets.Dataset(table), str(path), Path(path).parent)  # pyright: ignore
-        return ArrowTable(datasets.Dataset.from_file(str(path)), str(path), Path(path).parent)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Arrow file ({error}): it was cut off or damaged") from error
+        # pyarrow believes offsets, and a wrong one would end the process: they are checked before anything reads them.
+        try:
+            table, mapped = pa.ipc.open_file(pa.memory_map(str(path))).read_all(), [str(path)]
+        except pa.ArrowInvalid:
+            dataset, mapped = datasets.Dataset.from_file(str(path)), []
+            dataset.data.table.validate(full=True)
+        else:
+            table.validate(full=True)
+            dataset = datasets.Dataset(table)  # pyright: ignore
+        return ArrowTable(dataset, str(path), Path(path).parent, mapped)
+    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is not a readable Arrow file ({reason}): it was cut off or damaged") from error
 
 
 def _kind_of_type(kind: Any) -> str:

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetxl_train.console import Console
+from hetxl._files import sha256_of, write_bytes
+from hetxl_train.console import Console, progress_bar
 from hetxl_train.data.remote import open_address
 
 GB = 2**30
@@ -45,6 +46,28 @@ def fingerprint_of(addresses: Sequence[str], *more: str) -> str:
         changed = next((str(info[name]) for name in ("mtime", "ETag", "etag", "LastModified") if name in info), "")
         key += [fs.unstrip_protocol(path), str(info["size"]), changed]
     return hashlib.blake2b("\0".join(key).encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def write_checksum(path: Path) -> None:
+    """Write the checksum of a copy, a file or a directory, beside it."""
+    write_bytes(_checksum_path(path), _checksum(path).encode())
+
+
+def is_whole(path: Path) -> bool | None:
+    """Whether a copy has the checksum beside it; None if one of the two does not exist."""
+    if not path.exists() or not _checksum_path(path).exists():
+        return None
+    return _checksum_path(path).read_bytes() == _checksum(path).encode()
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _checksum(path: Path) -> str:
+    files = sorted(file for file in path.rglob("*.arrow")) if path.is_dir() else [path]
+    with progress_bar(f"Checking {path.name}", sum(file.stat().st_size for file in files)) as advance:
+        return " ".join(sha256_of(file, advance) for file in files)
 
 
 def announce_copy(source: str, column: str, size: int, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import lzma
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -82,8 +83,8 @@ class MappedArray:
 
     def check_unchanged(self) -> None:
         """Raise if the file was changed since it was opened; reading one that was cut off would kill the process."""
-        if self.held is None and self.stamp is not None and _stamp(self.path) != self.stamp:
-            raise OSError(f"{self.path} was changed while it was in use; rerun the command on the new content")
+        if self.held is None and self.stamp is not None:
+            check_unchanged(self.path, self.stamp)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         """Read rows start to stop, [stop − start, ...]; floating-point numbers as float32."""
@@ -123,15 +124,25 @@ def open_arrays(path: Path) -> dict[str, MappedArray]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path} must end in .npy, .npz or .safetensors, found {path.suffix!r}")
-    before = _stamp(path)
+    before = stamp(path)
     arrays = reader(path)
     return {name: replace(array, stamp=before) if array.held is None else array for name, array in arrays.items()}
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Return what changes when a file does: its size and its time."""
-    status = path.stat()
+class ChangedError(OSError):
+    """A file that was changed while it was in use; the message names it."""
+
+
+def stamp(file: str | Path | int) -> tuple[int, int]:
+    """Return what changes when a file does, by its path or as it is open: its size and its time."""
+    status = os.stat(file)
     return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str | Path, before: tuple[int, int], opened: int | None = None) -> None:
+    """Raise if a file does not have the stamp that it had; `opened` if it is open."""
+    if stamp(path if opened is None else opened) != before:
+        raise ChangedError(f"{path} was changed while it was in use; rerun the command on the new content")
 
 
 def safetensors_metadata(path: Path) -> dict[str, str]:

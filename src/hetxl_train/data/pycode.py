@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hetxl._checks import integer_at_least
-from hetxl._files import write_arrays
+from hetxl._files import parse_json, read_arrays, write_arrays
 from hetxl_train.console import progress_bar
 from hetxl_train.data.cache import cache_directory
 from hetxl_train.data.dataset import SPLITS, Dataset, Unreadable
@@ -198,11 +198,11 @@ def cached_corpus(directory: Path, cache: Path | None) -> Corpus:
 def load_corpus(path: Path) -> Corpus | None:
     """Read a file that `save_corpus` wrote; None if it does not exist or is damaged."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            ids, offsets = arrays["ids"], arrays["offsets"]
-            rest = json.loads(arrays["rest"].tobytes())
-        return Corpus(ids, rest["texts"], rest["files"], offsets, [Unreadable(*entry) for entry in rest["broken"]])
-    except Exception:  # zipfile, zlib, numpy and json each raise their own for damaged bytes; checksums find the rest
+        arrays = read_arrays(path, ("ids", "offsets", "rest"))  # whose checksums find changed bytes
+        rest = parse_json(arrays["rest"].tobytes(), str(path), dict)
+        broken = [Unreadable(*entry) for entry in rest["broken"]]
+        return Corpus(arrays["ids"], rest["texts"], rest["files"], arrays["offsets"], broken)
+    except (OSError, ValueError, TypeError):
         return None
 
 

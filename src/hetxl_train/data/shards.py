@@ -24,6 +24,7 @@ from hetxl_train.data.cache import fingerprint_of, make_cache_directory
 from hetxl_train.data.dataset import Shown
 from hetxl_train.data.image_files import IMAGE_SUFFIXES, Encoded
 from hetxl_train.data.labels import LabelBuilder, RawLabels
+from hetxl_train.data.mapped_arrays import ChangedError, check_unchanged, stamp
 from hetxl_train.data.remote import is_remote, open_address, read_remote
 from hetxl_train.data.strings import Strings
 from hetxl_train.data.tables import AUTO, LABELS, Columns, find_column
@@ -54,6 +55,7 @@ class TarImages:
     def __init__(self, shards: Sequence[str], indices: Sequence[ShardIndex]) -> None:
         self.shards = list(shards)
         self.remote = any(map(is_remote, shards))
+        self.stamps = [] if self.remote else [stamp(shard) for shard in shards]
         self.ends = np.cumsum([len(index.starts) for index in indices])
         self.starts = np.concatenate([index.starts for index in indices])
         self.sizes = np.concatenate([index.sizes for index in indices])
@@ -79,8 +81,11 @@ class TarImages:
         try:
             if shard not in self._files:
                 self._files[shard] = os.open(self.shards[shard], os.O_RDONLY)
+            check_unchanged(self.shards[shard], self.stamps[shard], self._files[shard])
             size = int(self.sizes[index])
             content = os.pread(self._files[shard], size, int(self.starts[index]))
+        except ChangedError:
+            raise
         except OSError as error:
             return error
         return content if len(content) == size else OSError("the shard was cut off")

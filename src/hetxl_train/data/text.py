@@ -40,7 +40,7 @@ class Tokenizer:
         # Workers tokenize in parallel already; threads inside of them would only warn of the fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
-            return AutoTokenizer.from_pretrained(self.model)
+            return AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"hf:{self.model} has no tokenizer for texts: {reason}") from error

@@ -1,16 +1,19 @@
 """Columns of embeddings in Arrow tables as arrays [n, D]."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hetxl._files import write_whole
+from hetxl._files import whole_file
 from hetxl_train.console import progress_bar
-from hetxl_train.data.cache import HELD, announce_copy, fingerprint_of, make_cache_directory
+from hetxl_train.data.cache import HELD, announce_copy, fingerprint_of, is_whole, make_cache_directory, write_checksum
 from hetxl_train.data.mapped_arrays import MappedArray, open_arrays
+
+TIME = 1e9
+"""When a copy says it was written: processes that write the same one at once do not change it for each other."""
 
 
 def vectors_in_memory(batches: Iterable[Any], rows: int, source: str, column: str) -> MappedArray:
@@ -40,12 +43,12 @@ def stored_vectors(
         return vectors_in_memory(batches(), rows, source, column)
     directory = make_cache_directory(cache)
     target = directory / f"{Path(files[0]).stem[:40]}-{fingerprint_of(files, column)}.npy"
-    with suppress(FileNotFoundError, ValueError):  # cut off or damaged: written again
-        array = open_arrays(target)[""]
-        if len(array) == rows:
-            return array.called(source, column)
-    announce_copy(source, column, size, directory)
-    write_whole(target, lambda temporary: _write(batches(), rows, source, column, first, temporary))
+    if not is_whole(target):
+        announce_copy(source, column, size, directory)
+        with whole_file(target) as temporary:
+            _write(batches(), rows, source, column, first, temporary)
+            os.utime(temporary, (TIME, TIME))
+            write_checksum(temporary)
     return open_arrays(target)[""].called(source, column)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetxl._files import read_json
+from hetxl._files import read_checked, read_json, reading
 from hetxl.integrations.hub import front_matter
 from hetxl.registry import HEAD_LABELS, METRIC_ENTRIES
 from hetxl_train import formatting as form
@@ -29,6 +29,11 @@ def model_card(run: str | Path, *, license: str | None = None) -> str:
     if not read.finished:
         raise ValueError(f"{read.path} has no result yet; let hetxl train finish it")
     about = read_json(read.path / "model.json", dict)
+    with reading(read.path, "restore its files or train again"):
+        return _text(read, about, license)
+
+
+def _text(read: Run, about: dict[str, Any], license: str | None) -> str:
     calibrated = read.path / "calibration.json"
     split = "test" if read.metrics("test") else "validation"
     kind = str(about["input"]["kind"])
@@ -41,7 +46,7 @@ def model_card(run: str | Path, *, license: str | None = None) -> str:
         _use(kind, about["link"]),
         _data(read),
         _metrics(read, split),
-        _calibration(read_json(calibrated, dict) if calibrated.exists() else {}),
+        _calibration(read_checked(calibrated, "run hetxl calibrate again") if calibrated.exists() else {}),
         _confusions(read),
         _limits(read, about),
     ]
@@ -138,7 +143,11 @@ def _calibration(about: Mapping[str, Any]) -> str:
 
 
 def _confusions(run: Run) -> str:
-    numbers = [(form.finite(pair.get("confused")) or 0, pair) for pair in run.confusions if "first" in pair]
+    numbers = [
+        (form.finite(pair.get("confused")) or 0, pair)
+        for pair in run.confusions
+        if isinstance(pair, dict) and {"first", "second"} <= pair.keys()
+    ]
     pairs = sorted((item for item in numbers if item[0]), key=lambda item: -item[0])[:PAIRS]
     if not pairs:
         return "## Known confusions\n\nThe evaluation lists no pair of classes that are confused.\n"

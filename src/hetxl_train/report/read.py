@@ -1,6 +1,5 @@
 """Read run directories; an unfinished run is read as far as it got."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetxl._files import parse_json, read_json
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.formatting import finite
 
@@ -183,10 +183,10 @@ def _read_comparison(directory: Path) -> Comparison:
 def _read_json(path: Path, kind: type, problems: list[str]) -> Any:
     """Read a JSON file of one kind, dict or list; return an empty one and add to `problems` if that fails."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path, finite=False)
     except FileNotFoundError:
         problems.append(f"{path.name} is missing")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "cut short or not JSON"
         problems.append(f"{path.name} could not be read: {reason}")
     else:
@@ -206,9 +206,9 @@ def _read_log(path: Path, problems: list[str]) -> tuple[Sequence[dict[str, Any]]
                 if not line.strip():
                     continue
                 try:
-                    record = json.loads(line)
+                    record = parse_json(line, path.name, dict, finite=False)
                     kind, step = str(record["kind"]), finite(record["step"])
-                except (ValueError, TypeError, KeyError, RecursionError):
+                except (ValueError, TypeError):
                     broken += 1
                     continue
                 if kind in kinds and step is not None:

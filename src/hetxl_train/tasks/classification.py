@@ -127,7 +127,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         if not has_prior:
             return None, head.flip_rate
         stored = self.directory / "model.json"
-        before = read_json(stored) if stored.exists() else {}
+        before = read_json(stored, dict) if stored.exists() else {}
         if before.get("prior") is None:
             sizes = (self.dataset.num_classes, self.link, self.steps)
             rate, prior = self.world.on_main(lambda: prior_of(config, self.model, self.splits, *sizes))

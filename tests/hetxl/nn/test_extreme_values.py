@@ -29,7 +29,7 @@ def test_predictions_are_finite_for_every_finite_feature(name, link):
         for classes, rank, temperature in ((1, 2, 0.05), (5, 0, 5.0), (5, 2, 0.05)):
             options = {} if name == "det" else {"rank": rank}
             head = hetxl.build_head(name, 4, classes, link=link, temperature=temperature, dtype=dtype, **options).eval()
-            for size in (1.0, 1e3) if dtype == torch.float16 else (1.0, 1e4, 1e20, 3e38):  # logits / τ of 1e4
+            for size in (1.0, 1e3, 65504) if dtype == torch.float16 else (1.0, 1e4, 1e20, 3e38):  # logits / τ of 1e4
                 for method in METHODS:
                     prediction = head.predict((SIGNS * size).to(dtype), method=method, num_samples=1)
                     wrong += [(dtype, classes, rank, size, method, what) for what in problems(prediction, link)]

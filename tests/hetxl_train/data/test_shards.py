@@ -209,3 +209,12 @@ def test_shards_of_captions_are_pairs(tmp_path):
     write_shard(tmp_path / "c.tar", range(2), cls=lambda row: row)
     with pytest.raises(ValueError, match=r"c.tar/\./some/0000.png has no caption: looked for KEY.txt"):
         open_pairs(tmp_path / "c.tar", cache=tmp_path)
+
+
+def test_shard_that_changes_while_it_is_in_use_is_an_error_that_names_it(tmp_path):
+    write_shard(tmp_path / "a.tar", range(8), cls=lambda row: row % 2)
+    split = open_dataset(tmp_path / "a.tar", cache=tmp_path).splits["train"]
+    split.fetch(np.arange(2))
+    write_shard(tmp_path / "a.tar", range(1, 8), cls=lambda row: row % 2)
+    with pytest.raises(OSError, match=r"a\.tar was changed while it was in use"):
+        split.fetch(np.arange(2))

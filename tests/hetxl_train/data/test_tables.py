@@ -200,7 +200,8 @@ def test_large_columns_of_features_are_copied_with_a_notice(tmp_path, monkeypatc
     mapped = features_of(path, tmp_path / "cache")
     assert isinstance(mapped.array, np.memmap)
     np.testing.assert_array_equal(mapped.array, MATRIX)
-    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".npy"]  # nothing half-written
+    names = sorted(file.suffix for file in (tmp_path / "cache").iterdir())
+    assert names == [".npy", ".sha256"]  # nothing half-written
     assert f"Copying column 'features' of {path} (0.0 GB) to {tmp_path / 'cache'} once" in capfd.readouterr().err
     assert str(mapped) == f"column 'features' of {path}"  # errors do not name the copy
 
@@ -229,11 +230,31 @@ def test_copies_are_reused_until_the_file_changes(tmp_path, copies):
     np.testing.assert_array_equal(features_of(path, tmp_path / "cache").array, 2 * MATRIX)
 
 
-def test_damaged_copies_are_rewritten(tmp_path, copies):
+@pytest.mark.parametrize("change", [lambda content: content[:-8], lambda content: content[:-8] + bytes(8)])
+def test_damaged_copies_are_rewritten(tmp_path, copies, change):
     path = write_features(tmp_path / "a.parquet", MATRIX.tolist())
     cached = features_of(path, tmp_path / "cache").path
-    cached.write_bytes(cached.read_bytes()[:-8])
+    stamp = cached.stat()
+    cached.write_bytes(change(cached.read_bytes()))
+    os.utime(cached, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     np.testing.assert_array_equal(features_of(path, tmp_path / "cache").array, MATRIX)
+
+
+def test_a_copy_made_twice_at_once_stays_readable(tmp_path, copies):
+    path = write_features(tmp_path / "a.parquet", MATRIX.tolist())
+    first = features_of(path, tmp_path / "cache")
+    first.path.with_name(f"{first.path.name}.sha256").unlink()  # as another process saw it that began earlier
+    features_of(path, tmp_path / "cache")
+    np.testing.assert_array_equal(first.gather(np.arange(3)), MATRIX[:3])
+
+
+def test_damaged_copies_of_texts_are_rewritten(tmp_path, copies):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one", "two", "three"]}), path)
+    assert open_table(path).texts("text", tmp_path / "cache").take([2]) == ["three"]
+    (copy,) = (tmp_path / "cache").rglob("*.arrow")
+    copy.write_bytes(copy.read_bytes().replace(b"three", b"other"))
+    assert open_table(path).texts("text", tmp_path / "cache").take([2]) == ["three"]
 
 
 def test_cache_directory_of_the_environment(tmp_path, monkeypatch, copies):
@@ -420,3 +441,15 @@ def test_text_tables_with_uneven_or_wrong_vectors_raise(tmp_path):
     path.write_text('{"embedding": [0.5, 1], "label": 0}\n{"embedding": "x", "label": 1}\n')
     with pytest.raises(ValueError, match="column 'embedding' must hold lists of numbers, found 'x' in row 1"):
         read_data(path)
+
+
+@pytest.mark.parametrize("write", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_mapped_table_that_is_cut_off_while_it_is_in_use_is_an_error(tmp_path, write):
+    table = pa.table({"text": ["one", "two", "three"] * 4000})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, write(sink, table.schema) as writer:
+        writer.write_table(table)
+    texts = open_table(tmp_path / "a.arrow").texts("text")
+    assert texts.take([1]) == ["two"]
+    os.truncate(tmp_path / "a.arrow", 100)  # reading the missing pages would end the process by SIGBUS
+    with pytest.raises(OSError, match=r"a\.arrow was changed while it was in use"):
+        texts.take([11_999])

@@ -111,6 +111,13 @@ def test_concurrent_downloads_leave_one_package(tmp_path, pip_that_leaves):
     assert names(package[0].root) == [RECORD, "toy-1.5.dist-info", "toy.py"]
 
 
+def test_downloads_of_killed_processes_are_removed_and_those_in_progress_are_not(tmp_path):
+    (tmp_path / ".toy-abcd1234" / "download").mkdir(parents=True)
+    with packages._temporary(tmp_path, "toy") as first, packages._temporary(tmp_path, "toy") as second:
+        assert sorted(tmp_path.iterdir()) == sorted((first, second))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_checksum_is_refused(tmp_path, tools):
     needs_debian(SMALL_DEBIAN)
     tools("apt-cache", f"echo 'SHA256: {'0' * 64}'")
