@@ -56,7 +56,7 @@ def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("home")
     generator = np.random.default_rng(0)
     for shade, name in enumerate(CLASSES):
-        for number in range(8):
+        for number in range(5):
             write_image(home / "photos" / name / f"{number}.jpg", shade, generator)
         write_image(home / "new_photos" / f"{name}.jpg", shade, generator)
     write_image(home / "photo.jpg", 1, generator)
