@@ -24,7 +24,7 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset, PartSplit, Split
 from hetxl_train.data.label_noise import NoisySplit, with_label_noise
-from hetxl_train.data.labels import SEPARATOR
+from hetxl_train.data.labels import SEPARATOR, Labels
 from hetxl_train.data.open import open_data
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate_runs import data_for
@@ -108,15 +108,11 @@ def _whole(config: TrainConfig) -> Dataset:
     return with_label_noise(dataset, config.label_noise, config.label_noise_rate, config.data_seed)
 
 
-def fold_of(split: Split, folds: int, seed: int) -> np.ndarray:
+def fold_of(labels: Labels, folds: int, seed: int) -> np.ndarray:
     """Return the fold of every row [n], −1 for rows without a label; the rows of a class are divided evenly."""
-    generator, fold = np.random.default_rng(seed), np.full(len(split), -1)
-    if split.labels.multi:
-        fold[generator.permutation(len(split))] = np.arange(len(split)) % folds
-        return fold
-    ids = np.asarray(split.labels.ids)
-    order = generator.permutation(np.flatnonzero(ids >= 0))
-    order = order[np.argsort(ids[order], kind="stable")]  # by class, at random within
+    fold, order = np.full(len(labels), -1), np.random.default_rng(seed).permutation(labels.labelled())
+    if not labels.multi:
+        order = order[np.argsort(np.asarray(labels.ids)[order], kind="stable")]  # by class, at random within
     fold[order] = np.arange(len(order)) % folds
     return fold
 
@@ -124,7 +120,7 @@ def fold_of(split: Split, folds: int, seed: int) -> np.ndarray:
 def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: int, console: Console) -> Audit:
     """Train a run for every fold on the other rows, and predict its own."""
     split, seed = dataset.splits["train"], derive_seed(config.seed, 21)
-    fold = fold_of(split, folds, seed)
+    fold = fold_of(split.labels, folds, seed)
     if (sizes := np.bincount(fold[fold >= 0], minlength=folds)).min() == 0:
         raise ValueError(f"folds must be at most the number of labelled rows, {sizes.sum()}, got {folds}")
     parts = []

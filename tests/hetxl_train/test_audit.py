@@ -182,12 +182,12 @@ def test_several_labels_are_audited(tmp_path: Path):
 def test_folds_divide_every_class_evenly(tmp_path: Path):
     write_arrays(tmp_path / "data.npz", rows=90)
     split = open_dataset(tmp_path / "data.npz", whole=True).splits["test"]
-    fold = fold_of(split, 3, seed=0)
+    fold = fold_of(split.labels, 3, seed=0)
     for label in range(6):
         counts = np.bincount(fold[np.asarray(split.labels.ids) == label], minlength=3)
         assert counts.max() - counts.min() <= 1
-    assert (fold_of(split, 3, seed=0) == fold).all()
-    assert (fold_of(split, 3, seed=1) != fold).any()
+    assert (fold_of(split.labels, 3, seed=0) == fold).all()
+    assert (fold_of(split.labels, 3, seed=1) != fold).any()
 
 
 def test_reasons_name_classes_and_probabilities():

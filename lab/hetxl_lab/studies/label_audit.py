@@ -17,7 +17,8 @@ from hetxl_lab.studies.profiles import Profile
 from hetxl_lab.studies.small_data import SMALL_DATA, Arrays, small_data, stored
 from hetxl_lab.studies.study import Lab, Study
 from hetxl_lab.studies.verdicts import Summary, markdown
-from hetxl_train.audit import average_precision
+from hetxl_train.audit import average_precision, fold_of
+from hetxl_train.data.labels import Labels
 from hetxl_train.formatting import decimal
 from hetxl_train.report.statistics import PairedTest, mean, paired_test
 
@@ -49,15 +50,6 @@ def classifier(head: str, rows: int, steps: int, seed: int) -> Any:
         tol=0.0,
         random_state=seed,
     )
-
-
-def fold_numbers(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return the fold of each row [n]; the rows of a class are divided evenly."""
-    order = np.random.default_rng(seed).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    folds = np.empty(len(labels), dtype=np.int64)
-    folds[order] = np.arange(len(labels)) % FOLDS
-    return folds
 
 
 def cross_fitted(
@@ -95,7 +87,7 @@ def measure_setting(data: Arrays, kind: str, rate: float, seed: int, steps: int)
         data.take(rows[int(TEST * len(rows)) :]),
     )
     labels, K = train.flipped(kind, rate, seed), data.num_classes
-    wrong, folds = labels != train.labels, fold_numbers(labels, seed)
+    wrong, folds = labels != train.labels, fold_of(Labels(labels), FOLDS, seed)
     probs = {
         label: cross_fitted(head, train.features, labels, folds, K, steps, seed)
         for label, head in (("DET", "det"), ("HET-XL", "het-xl"))

@@ -37,12 +37,6 @@ def test_data_has_the_sizes_that_pages_name():
     assert (np.diff(variances) <= 1e-5).all()
 
 
-def test_folds_divide_every_class_evenly():
-    labels = np.repeat(np.arange(5), 8)
-    folds = label_audit.fold_numbers(labels, seed=0)
-    assert (np.stack([np.bincount(folds[labels == k], minlength=4) for k in range(5)]) == 2).all()
-
-
 def test_parts_are_computed_once(tmp_path: Path):
     calls: list[int] = []
 
