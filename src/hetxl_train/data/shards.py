@@ -276,6 +276,8 @@ def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo, address: str) 
             return stream.read().decode("utf-8-sig").strip()
         except UnicodeDecodeError:
             raise ValueError(f"{address}/{member.name} is not UTF-8 text; save it as UTF-8") from None
+        except tarfile.TarError as error:
+            raise ValueError(f"{address}/{member.name} cannot be read ({error}): the shard was cut off") from None
 
 
 def _label(texts: dict[str, str], column: str | None, address: str, key: str) -> Any:

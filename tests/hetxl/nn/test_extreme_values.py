@@ -5,6 +5,7 @@ import torch
 
 import hetxl
 from hetxl.nn.heads import METHODS, bounded
+from support.cases import GRID, make
 
 HEADS = ("det", "het", "het-h", "het-xl")
 SIGNS = torch.tensor([[1.0, -1, 1, 1], [0, 0, 0, 0], [-1, 0.5, -1, 1]], dtype=torch.float64)
@@ -30,6 +31,28 @@ def test_predictions_are_finite_for_every_finite_feature(name, link):
             options = {} if name == "det" else {"rank": rank}
             head = hetxl.build_head(name, 4, classes, link=link, temperature=temperature, dtype=dtype, **options).eval()
             for size in (1.0, 1e3, 65504) if dtype == torch.float16 else (1.0, 1e4, 1e20, 3e38):  # logits / τ of 1e4
+                for method in METHODS:
+                    prediction = head.predict((SIGNS * size).to(dtype), method=method, num_samples=1)
+                    wrong += [(dtype, classes, rank, size, method, what) for what in problems(prediction, link)]
+    assert wrong == []
+
+
+SIZES = {torch.float16: (1e3, 65504), torch.bfloat16: (1e4, 1e30), torch.float32: (1e4, 1e30), torch.float64: (1e300,)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("variant", "covariance", "residual"), GRID)
+def test_every_covariance_is_finite_at_both_bounds_of_the_temperature(variant, covariance, residual, link):
+    wrong = []
+    for dtype, sizes in SIZES.items():
+        for classes, rank, raw in ((1, 2, -6e4), (5, 0, 6e4), (5, 2, -6e4)):
+            options = {"rank": rank if covariance in ("efficient", "low_rank") else 2} if variant != "det" else {}
+            options |= {"covariance": covariance, "residual": residual, "temperature": hetxl.LearnedTemperature()}
+            head = make(variant, 4, classes, dtype=dtype, link=link, **options).eval()
+            with torch.no_grad():
+                head.temperature.raw.fill_(raw)
+            for size in sizes:
                 for method in METHODS:
                     prediction = head.predict((SIGNS * size).to(dtype), method=method, num_samples=1)
                     wrong += [(dtype, classes, rank, size, method, what) for what in problems(prediction, link)]
