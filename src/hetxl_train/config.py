@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import json
 import math
 import sys
 import types
@@ -45,7 +46,9 @@ BACKBONES = ("auto", "none", "mlp", "cnn", "resnet152", "vit-l/32", "timm:NAME",
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
 CLASSIFIERS = ("linear", "sampled", "retrieved", "sharded")
 PARALLEL = ("ddp", "fsdp")
-TEXT_TOWERS = ("ngrams", *plugins.entries("text_encoders"))
+TEXT_TOWERS = ("ngrams", *plugins.entries("text_encoders"), "hf:NAME", "open_clip:NAME", "run:DIR")
+IMAGE_TOWERS = ("cnn", "timm:NAME", "hf:NAME", "open_clip:NAME", "run:DIR")
+LOCKS = ("free", "locked", "mapped")
 
 
 def option(
@@ -554,8 +557,8 @@ class PairOptions(SourceOptions):
 
     data: str = option("icons", "icons (options as in icons:held_out=phosphor), a directory, manifest or arrays.")
     data_seed: int = option(0, "Seed of the split of data without splits, and of the swaps.", least=0)
-    image_size: int = option(  # pyright: ignore[reportIncompatibleVariableOverride]
-        64, "Height and width that images from files are resized to.", least=8
+    image_size: int | None = option(
+        None, "Height and width that images from files are resized to [the image tower's own, or 64].", least=8
     )
     swap: float = option(0.0, "Share of the training pairs whose texts are swapped.", least=0, most=1)
     swap_within: bool = option(False, "Swap within categories.")
@@ -606,21 +609,37 @@ class TowerOptions(Options):
     section: ClassVar[str] = "towers"
 
     features: int = option(128, "D, size of the embeddings.", least=1)
-    width: int = option(8, "Channels of the image tower's first stage, a multiple of 8.", least=8)
-    depth: int = option(1, "Blocks in each of its stages.", least=1)
-    text: str = option("ngrams", "Text tower: trained n-grams, or a locked encoder.", TEXT_TOWERS)
+    image: str = option("cnn", f"Image tower: {', '.join(IMAGE_TOWERS)}; vectors in the data need none.")
+    image_lock: str = option(
+        "free", "free: trained; locked: in no gradient (LiT); mapped: locked, its vectors computed once.", LOCKS
+    )
+    image_weights: str = option("published", "published, random, or a .safetensors file of its library.")
+    width: int = option(8, "cnn: channels of its first stage, a multiple of 8.", least=8)
+    depth: int = option(1, "cnn: blocks in each of its stages.", least=1)
+    text: str = option("ngrams", f"Text tower: {', '.join(TEXT_TOWERS)}.")
+    text_lock: str = option("free", "As image-lock; encoders that other packages add are always mapped.", LOCKS)
+    text_weights: str = option("published", "As image-weights.")
+    text_length: int = option(64, "hf: most tokens of a text; longer ones are cut.", least=1)
+    projections: str = option("both", "Towers with a trained linear layer behind them.", ("both", "image", "text"))
     buckets: int = option(16384, "ngrams: buckets of the hashed character n-grams.", least=1)
     embedding: int = option(128, "ngrams: size of an n-gram's vector.", least=1)
     text_width: int = option(256, "ngrams: width of the hidden layers.", least=1)
     text_depth: int = option(1, "ngrams: hidden layers.", least=1)
     dropout: float = option(0.0, "ngrams: dropout after every hidden layer.", least=0, below=1)
     templates: str = option(
-        "{}", "Prompts that texts are put into, separated by |, as in '{}|an icon of {}': at random in training."
+        "{}",
+        "Prompts that texts are put into, with | between, as in '{}|an icon of {}', or a file of them: at random in "
+        "training.",
     )
 
     def _check(self) -> None:
         if self.width % 8:
             raise ValueError(f"width must be a multiple of 8, found {self.width}")
+        for side, known in (("image", IMAGE_TOWERS), ("text", TEXT_TOWERS)):
+            name = getattr(self, side)
+            library, _, model = name.partition(":")
+            if name not in known and not (model and f"{library}:" in "".join(known)):
+                raise ValueError(f"{side} must be one of {', '.join(known)}, found {name!r}{_near(name, known)}")
         for template in self.prompts:
             if template.count("{}") != 1:
                 raise ValueError(f"templates must hold {{}} once each, where the text goes, found {template!r}")
@@ -628,13 +647,34 @@ class TowerOptions(Options):
     @property
     def prompts(self) -> tuple[str, ...]:
         """The templates as a tuple."""
-        return tuple(self.templates.split("|"))
+        return read_templates(self.templates)
+
+
+def read_templates(text: str) -> tuple[str, ...]:
+    """Return prompts with | between them, or those of a file: a line each, or a list in JSON; {c} is {} as well."""
+    lines = text.split("|")
+    if text.endswith((".txt", ".json")):
+        try:
+            content = Path(text).expanduser().read_text(encoding="utf-8")
+            lines = (
+                json.loads(content) if text.endswith(".json") else filter(None, map(str.strip, content.splitlines()))
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"templates: {text} cannot be read as a file of templates: {error}") from None
+    return tuple(str(line).replace("{c}", "{}") for line in lines)
 
 
 @dataclass(frozen=True)
 class PairOptimOptions(OptimOptions):
     """Optimisation of two towers: its own defaults, and a learning rate of the scale."""
 
+    recipe: str | None = option(None, "Recipe whose options are the defaults of this run; hetxl recipes lists them.")
+    accumulate: int = option(
+        1, "Parts that a batch goes through the towers in; the loss is that of the whole batch.", least=1
+    )
+    ema: float = option(
+        0.0, "Decay of a moving average of the weights, used in evaluation; 0 for none.", least=0, below=1
+    )
     epochs: float = option(7.0, "Number of epochs.", least=0)  # pyright: ignore[reportIncompatibleVariableOverride]
     batch_size: int = option(256, "Pairs of a step, over all processes.", least=2)
     learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -649,8 +689,13 @@ class PairOptimOptions(OptimOptions):
     weight_decay: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
         0.01, "Decoupled weight decay; none on the scale, biases and norms.", least=0
     )
-    precision: str = option("float32", "Precision of the towers' matrix products.", ("float32", "bfloat16"))
+    precision: str = option("float32", "Precision of the towers' matrix products.", ("float32", "bfloat16", "float16"))
     seed: int = option(0, "Seed of the initial weights, the order of the pairs and all noise.", least=0)
+
+    def _check(self) -> None:
+        if self.batch_size % self.accumulate:
+            sizes = f"{self.batch_size} and {self.accumulate}"
+            raise ValueError(f"batch_size must be a multiple of accumulate, found {sizes}")
 
 
 @dataclass(frozen=True)
@@ -669,9 +714,7 @@ class ContrastiveConfig(
 ):
     """Everything that a contrastive run depends on; saved with the run as `config.json`."""
 
-    # The loop reads these of every configuration. The loss needs the whole batch at once: it is not cut.
-    accumulate: ClassVar[int] = 1
-    ema: ClassVar[float] = 0.0
+    # The loop reads these of every configuration.
     patience: ClassVar[int] = 0
     data_parallel: ClassVar[str] = "ddp"
 

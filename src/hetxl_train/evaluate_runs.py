@@ -11,6 +11,7 @@ from hetxl._seeds import derive_seed
 from hetxl.metrics.summary import summarise
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.config import ContrastiveConfig
+from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data import open_dataset
 from hetxl_train.data.dataset import SPLITS, Dataset
 from hetxl_train.data.open import BUILT_IN, columns_of, open_data, split_spec, tokenizer_of
@@ -19,7 +20,7 @@ from hetxl_train.data.read import Data
 from hetxl_train.distributed import find_device
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.report.tables import Column, Row, Table
-from hetxl_train.runs import Trained, check_data, load_contrastive_run, load_run
+from hetxl_train.runs import Trained, check_data, load_run
 from hetxl_train.tasks.contrastive import KS, ContrastiveTask, evaluate_pairs
 from hetxl_train.towers import TextReader
 
@@ -95,17 +96,19 @@ def evaluate_contrastive_run(
         config = replace(config, templates=templates)
     if samples and trained.model.loss.image_noise is None:
         raise ValueError(f"num_samples={samples} needs noise on the image side, and {path} has none; leave it out")
-    texts = TextReader(config.text, config.buckets)
+    texts = TextReader.of(config)
     seen: set[str] | None = None
     if data is None:
         pairs = ContrastiveTask.open(config)
     else:
-        size = trained.specs.image.shape[-1] if trained.specs.image.kind == "image" else config.image_size
-        pairs = open_pairs(data, image_size=size, seed=config.data_seed, whole=True)
+        image = trained.specs.image
+        pairs = open_pairs(
+            data, transform=image.transform if image.kind == "image" else None, seed=config.data_seed, whole=True
+        )
         for name, required, spec in zip(
             ("images", "texts"), trained.specs, (pairs.image, texts.spec(pairs)), strict=True
         ):
-            if required != spec:
+            if _shape(required) != _shape(spec):
                 raise ValueError(f"{data} has {name} {_form(spec)}, and the run's tower takes {_form(required)}")
         seen = _seen(config)
     evaluation = evaluate_pairs(trained.model, pairs, texts, config, samples=samples, seen=seen)
@@ -146,6 +149,10 @@ def _seen(config: ContrastiveConfig) -> set[str] | None:
     except (OSError, ValueError, KeyError):
         return None
     return None if captions is None else set(captions)
+
+
+def _shape(spec: Any) -> Any:
+    return None if spec is None else (spec.kind, spec.shape)
 
 
 def _form(spec: Any) -> str:

@@ -120,8 +120,9 @@ class Trainer:
         set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.optim))
         self.optimizer.zero_grad(set_to_none=True)
         total, read = self._double(0.0), 0
+        prepared = task.prepared(feed, step)
         for accumulated in range(config.accumulate):
-            fetched, targets = next(feed)
+            fetched, targets = next(prepared)
             self.unreadable.add(fetched)
             waits = accumulated + 1 < config.accumulate
             with self.parallel.accumulating(self.called) if waits else contextlib.nullcontext():

@@ -1,9 +1,7 @@
 """A backbone with a head as one module: what is trained, saved and evaluated; and the features of a frozen backbone,
 computed once and read from disk from then on."""
 
-import io
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl._files import read_json, sha256_of, whole_file, write_array, write_json
 from hetxl._seeds import derive_seed
 from hetxl._tensors import content_checksum
 from hetxl.classifiers import LinearClassifier, RetrievedClassifier, SampledClassifier, ShardedClassifier
@@ -25,16 +22,14 @@ from hetxl_train.config import HeadOptions, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.arrays import ArraySplit
 from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split, UnreadableExamples
-from hetxl_train.data.fingerprint import changes, split_fingerprint
-from hetxl_train.data.mapped_arrays import open_arrays
+from hetxl_train.data.fingerprint import split_fingerprint
+from hetxl_train.data.mapped_arrays import MappedArray
 from hetxl_train.distributed import World
+from hetxl_train.embeddings import BATCH, stored_vectors
 from hetxl_train.loaders import blocks, reader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-BATCH = 64
-"""Examples that go through a frozen backbone at a time."""
 
 
 class Model(nn.Module):
@@ -155,8 +150,8 @@ class FeatureFile(ArraySplit):
     Rows that cannot be read are not in the file.
     """
 
-    def __init__(self, path: Path, source: Split, rows: np.ndarray):
-        super().__init__(open_arrays(path)[""], source.labels.subset(rows))
+    def __init__(self, source: Split, array: MappedArray, rows: np.ndarray):
+        super().__init__(array, source.labels.subset(rows))
         self.source, self.source_rows = source, rows
 
     def show(self, row: int) -> Shown:
@@ -175,39 +170,30 @@ def cached_features(
     splits: dict[str, Split] = {}
     backbone = model.backbone
     bare = Backbone(backbone.body, backbone.out_features, frozen=True)
-    weights = content_checksum({name: value.cpu() for name, value in backbone.state_dict().items()}, {})
+    weights = weights_checksum(backbone)
     for name in SPLITS:
         if name in dataset.splits:
-            path, split = directory / f"{name}.npy", dataset.splits[name]
+            split, path = dataset.splits[name], directory / f"{name}.npy"
             origin = {"data": split_fingerprint(split), "backbone": weights}
-            if not world.on_main(partial(_is_current, path, origin)):
-                _compute(path, bare, split, workers, console, world)
-                if world.is_main:
-                    write_json(path.with_suffix(".json"), origin | _checksums(path))
-            world.wait()
-            splits[name] = FeatureFile(path, split, np.load(_rows_path(path)))
+            splits[name] = FeatureFile(split, *stored_features(path, bare, split, origin, workers, console, world))
     rest = Backbone(nn.Identity(), backbone.out_features, normalized=backbone.normalized)
     return Model(rest, model.head), splits
 
 
-def _rows_path(path: Path) -> Path:
-    """Return the file with the rows whose features a file holds."""
-    return path.with_name(f"{path.stem}_rows.npy")
+def weights_checksum(network: nn.Module) -> str:
+    """Return a checksum of all weights of a network."""
+    return content_checksum({name: value.cpu() for name, value in network.state_dict().items()}, {})
 
 
-def _checksums(path: Path) -> dict[str, str]:
-    return {"features": sha256_of(path), "rows": sha256_of(_rows_path(path))}
+def stored_features(
+    path: Path, backbone: Backbone, split: Split, origin: dict[str, Any], workers: int, console: Console, world: World
+) -> tuple[MappedArray, np.ndarray]:  # fmt: skip
+    """Return features [n, D] of the rows that can be read, and these rows [n], as `stored_vectors` does."""
 
+    def compute(rows: np.ndarray, unreadable: UnreadableExamples) -> Iterator[tuple[Tensor, np.ndarray]]:
+        return feature_batches(backbone, split, rows, workers, world.device, unreadable)
 
-def _is_current(path: Path, origin: dict[str, Any]) -> bool:
-    """Whether stored features are those of the data and the backbone, and whole."""
-    try:
-        stored = read_json(path.with_suffix(".json"), dict)
-        same = stored["backbone"] == origin["backbone"]
-        unchanged = changes({"": stored["data"]}, {"": origin["data"]}, ("",)) is None
-        return same and unchanged and all(stored[name] == value for name, value in _checksums(path).items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+    return stored_vectors(path, compute, len(split), origin, console, world)
 
 
 @torch.no_grad()
@@ -231,63 +217,3 @@ def feature_batches(
                 yield features.float() if features.is_floating_point() else features, fetched.rows
     finally:
         backbone.train(training)
-
-
-def _compute(path: Path, backbone: Backbone, split: Split, workers: int, console: Console, world: World) -> None:
-    """Write the features [n, D] of the rows that can be read, and which rows these are.
-
-    Every process writes the features of consecutive rows to a file of its own; the main process joins them.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    alone = world.processes == 1
-    shares = [path] if alone else [path.with_name(f"{path.stem}-{rank}.npy") for rank in range(world.processes)]
-    batches = world.share(blocks(np.arange(len(split)), BATCH))
-    options = (backbone, split, np.concatenate([np.arange(0), *batches]), workers, console)
-    rows = world.gather(lambda: _compute_rows(shares[world.rank], *options))
-    world.on_main(lambda: _join(path, shares, np.concatenate(rows)))
-
-
-def _compute_rows(
-    path: Path, backbone: Backbone, split: Split, rows: np.ndarray, workers: int, console: Console
-) -> np.ndarray:
-    """Write the features of the rows that can be read; return these rows."""
-    name, _, _ = path.stem.partition("-")
-    unreadable = UnreadableExamples(path=path.with_name(f"{path.stem}_broken.txt"))
-    device = next(backbone.parameters()).device
-    read, done = [np.arange(0)], 0
-    # Written row after row, not mapped: a full disk is an error of the write, and would kill the process otherwise.
-    with whole_file(path) as temporary, open(temporary, "wb") as file:
-        file.write(_npy_header(len(rows), backbone.out_features))
-        with console.bar(f"features of {name}", len(rows)) as bar:
-            for features, some in feature_batches(backbone, split, rows, workers, device, unreadable):
-                file.write(features.numpy().astype("<f4", copy=False).tobytes())
-                read.append(some)
-                done += len(some)
-                bar.to(done)
-        if len(rows) and not done:
-            first = unreadable.examples[0]
-            raise ValueError(f"none of the {len(rows)} {name} examples could be read: {first.path}: {first.reason}")
-        file.seek(0)
-        file.write(_npy_header(done, backbone.out_features))
-    return np.concatenate(read)
-
-
-def _join(path: Path, shares: list[Path], rows: np.ndarray) -> None:
-    """Join the features of the processes, whose rows are these."""
-    write_array(_rows_path(path), rows)
-    if shares == [path]:
-        return
-    arrays = [np.load(share, mmap_mode="r") for share in shares]
-    with whole_file(path) as temporary, open(temporary, "wb") as file:
-        file.write(_npy_header(len(rows), arrays[0].shape[1]))
-        for block in (block for array in arrays for block in blocks(array, 4096)):
-            file.write(block.tobytes())
-    for share in shares:
-        share.unlink()
-
-
-def _npy_header(rows: int, columns: int) -> bytes:
-    """Return the header of a .npy file of float32 [rows, columns]; fewer rows give one of the same length."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, columns)})
-    return header.getvalue()

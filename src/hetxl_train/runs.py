@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, get_args
+from typing import IO, Any, Generic, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from hetxl._tensors import check_finite, read_tensors, write_tensors
 from hetxl.metrics.records import MAX_BYTES
 from hetxl.nn import Head, LaplaceHead, Prediction
 from hetxl.nn.averaged import AveragedHead
+from hetxl_train.backbones import Backbone, build_backbone
 from hetxl_train.checkpoint import Checkpoints, weights_of
 from hetxl_train.config import Config, ContrastiveConfig, RunConfig, TrainConfig
 from hetxl_train.console import Bar, Console
@@ -38,13 +39,12 @@ from hetxl_train.loggers import Logger, numbers
 from hetxl_train.model import Model, build_model, ensemble_of, feature_batches
 from hetxl_train.owner import LOCK
 from hetxl_train.parallel import whole_on_main
-from hetxl_train.towers import Specs, TwoTowers, build_towers
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "loggers", "keep", "log_every", "timeout")
 """Options that may differ when a run is resumed: they change nothing in its result."""
 HOW_IT_IS_CUT = ("accumulate", "class_shards")
 """Options that may differ as well, as may the number of processes: the resumed run says what they change."""
-BEGUN = ("log.jsonl", "checkpoints", "features", "model.safetensors", "result.json")
+BEGUN = ("log.jsonl", "checkpoints", "features", "embeddings", "model.safetensors", "result.json")
 """What a run has, or some of it, once it has begun."""
 
 WEIGHTS, WEIGHTS_FORMAT = "model.safetensors", "hetxl-weights-1"
@@ -108,14 +108,6 @@ class Trained:
                     yield features, self.model.head.predict(features, generator=generator), some
                 done += len(read)
                 bar.to(done)
-
-
-class TrainedTowers(NamedTuple):
-    """Two towers that were read back, in evaluation mode, with the specs of their inputs."""
-
-    run: Run[ContrastiveConfig]
-    model: TwoTowers
-    specs: Specs
 
 
 def default_directory(config: RunConfig) -> Path:
@@ -235,23 +227,42 @@ def load_run(path: str | Path, device: torch.device | str = "cpu", console: Cons
     Weights with a checksum are verified; the console notes those of an older version that have none.
     """
     run = open_run(path)
-    with _model_json(run) as about:
-        spec, names, link = _spec(about["input"]), about["class_names"], about["link"]
+    with model_json(run) as about:
+        spec, names, link = input_spec(about["input"]), about["class_names"], about["link"]
     # What τ is was decided by the data. Runs from before that have 1.
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
     # The trained weights are in the run: published ones need not be downloaded again. All classes are in one process.
     linear = {"classifier": "linear", "class_shards": 0} if run.config.classifier == "sharded" else {}
     config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
     config = dataclasses.replace(config, **linear)
-    with _model_json(run):
+    with model_json(run):
         models = [build_model(config, spec, len(names), link) for _ in range(about.get("members", 1))]
         for single, answers in zip(models, about.get("answers", ()), strict=False):
             single.head.noise_scale, single.head.flip_rate = answers["noise_scale"], answers["flip_rate"]
     model = models[0] if len(models) == 1 else ensemble_of(models)
     if about.get("laplace"):
         model.head = LaplaceHead.of(model.head)
-    _load_weights(run, model, console)
+    load_weights(run, model, console)
     return Trained(run, model.to(device).eval(), spec, names, link, about.get("class_counts"))
+
+
+def is_contrastive(path: str | Path) -> bool:
+    """Whether a directory is that of a run of `hetxl contrastive train`."""
+    file = Path(path) / "config.json"
+    return file.exists() and "towers" in read_json(file, dict)
+
+
+def run_input(path: str | Path) -> InputSpec:
+    """Return the input of a run's backbone."""
+    with model_json(open_run(path)) as about:
+        return input_spec(about["input"])
+
+
+def run_backbone(path: str | Path) -> Backbone:
+    """Return the backbone of a run with initial weights."""
+    config = dataclasses.replace(open_run(path).config, pretrained=False, start_from=None)
+    spec = run_input(path)
+    return build_backbone(with_defaults(config, spec), spec)
 
 
 def check_single(trained: Trained, purpose: str) -> None:
@@ -260,18 +271,8 @@ def check_single(trained: Trained, purpose: str) -> None:
         raise ValueError(f"{trained.run.path} averages several predictions and cannot be {purpose}; pass a run of DET")
 
 
-def load_contrastive_run(path: str | Path, device: torch.device | str = "cpu") -> TrainedTowers:
-    """Return the trained towers of a run; before its end, with the weights of its last checkpoint."""
-    run = open_run(path, ContrastiveConfig)
-    with _model_json(run) as about:
-        specs = Specs(_spec(about["image"]), None if about["text"] is None else _spec(about["text"]))
-    model = build_towers(run.config, specs, gather=False)  # a process evaluates by itself
-    _load_weights(run, model, None)
-    return TrainedTowers(run, model.to(device).eval(), specs)
-
-
 @contextlib.contextmanager
-def _model_json(run: Run) -> Iterator[dict[str, Any]]:
+def model_json(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the content of model.json; raise for what cannot be read of it."""
     path = run.path / "model.json"
     if not path.exists():
@@ -280,7 +281,7 @@ def _model_json(run: Run) -> Iterator[dict[str, Any]]:
         yield read_json(path, dict)
 
 
-def _load_weights(run: Run, model: nn.Module, console: Console | None) -> None:
+def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> None:
     """Load the trained weights, or those of the best or last checkpoint."""
     path = run.path / WEIGHTS
     if path.exists():
@@ -320,7 +321,8 @@ def _check_types(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> No
         raise ValueError(f"{path} cannot be used: {name} has type {types[name]}, the other weights {common}")
 
 
-def _spec(values: dict[str, Any]) -> InputSpec:
+def input_spec(values: dict[str, Any]) -> InputSpec:
+    """Return the input that model.json describes."""
     image = values.get("image")  # runs from before it was saved have the default
     preprocessing = None if image is None else Preprocessing(**image)
     kind, shape, vocabulary = values["kind"], tuple(values["shape"]), values["vocabulary"]

@@ -60,9 +60,9 @@ def start_weights(model: Model, config: TrainConfig, class_names: Sequence[str],
     trained = load_run(path)
     check_single(trained, "started from")
     before, after = trained.model.backbone, model.backbone
-    _load_body(after.body, _library_module(before.body).state_dict(), path)
+    _load_body(after.body, _library_module(before.body).state_dict(), f"--start-from {path}")
     if before.standardize is not None and after.standardize is not None:
-        _load(after.standardize, before.standardize.state_dict(), path)
+        _load(after.standardize, before.standardize.state_dict(), f"--start-from {path}")
     if trained.link != link:
         return Start(f"{path}: the backbone. The head is new: the link is {link}, and was {trained.link}", False)
     if list(trained.class_names) != list(class_names):
@@ -88,7 +88,7 @@ def _start_head(head: Head, trained: Trained, config: TrainConfig) -> str:
         for name, value in own.items()
         if not same or name.startswith(("temperature.", "standardize.", "classifier.draws"))
     }
-    _load(head, {**missing, **state}, trained.run.path)
+    _load(head, {**missing, **state}, f"--start-from {trained.run.path}")
     # softmax(W φ / τ): with another τ, W changes and the probabilities do not.
     ratio = float(head.temperature()) / float(trained.model.head.temperature())
     if ratio != 1:
@@ -99,13 +99,7 @@ def _start_head(head: Head, trained: Trained, config: TrainConfig) -> str:
 
 @torch.no_grad()
 def _start_from_file(model: Model, path: Path) -> Start:
-    if path.suffix != ".safetensors":
-        raise ValueError(f"--start-from {path} must be a run directory or a .safetensors file; convert it first")
-    try:
-        state = read_tensors(path).tensors
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--start-from {path} is not a safetensors file: {error}") from None
-    _load_body(model.backbone.body, state, path)
+    state = load_file_into(model.backbone.body, path, f"--start-from {path}")
     classifier: Any = model.head.classifier
     for name in LAST_LAYERS:
         weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
@@ -117,12 +111,27 @@ def _start_from_file(model: Model, path: Path) -> Start:
     return Start(f"{path}: the backbone. The head is new", False)
 
 
+def load_file_into(body: nn.Module, path: Path, option: str) -> dict[str, Tensor]:
+    """Load a .safetensors file of timm or transformers into a network, in place; return all of its weights.
+
+    Errors begin with the option that named the file.
+    """
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{option} must be a run directory or a .safetensors file; convert it first")
+    try:
+        state = read_tensors(path).tensors
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option} is not a safetensors file: {error}") from None
+    _load_body(body, state, option)
+    return state
+
+
 def _library_module(body: nn.Module) -> nn.Module:
     """Return the module whose weights have the names of their library."""
     return body.model if isinstance(body, Pooled | PooledText) else body
 
 
-def _load_body(body: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+def _load_body(body: nn.Module, state: Mapping[str, Tensor], option: str) -> None:
     """Load the weights of a network, without its last layer, brought to the size of this one's images."""
     module: Any = _library_module(body)
     own = module.state_dict()
@@ -133,7 +142,7 @@ def _load_body(body: nn.Module, state: Mapping[str, Tensor], path: Path) -> None
     library = sys.modules[type(module).__module__]
     if library.__name__.startswith("timm.") and hasattr(library, "checkpoint_filter_fn"):
         state = library.checkpoint_filter_fn(state, module)  # timm's own: position embeddings, older names
-    _load(module, {name: _resized(value, own[name]) if name in own else value for name, value in state.items()}, path)
+    _load(module, {name: _resized(value, own[name]) if name in own else value for name, value in state.items()}, option)
 
 
 def _resized(value: Tensor, own: Tensor) -> Tensor:
@@ -151,7 +160,7 @@ def _resized(value: Tensor, own: Tensor) -> Tensor:
     return torch.cat([value[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
 
 
-def _load(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+def _load(module: nn.Module, state: Mapping[str, Tensor], option: str) -> None:
     """Load weights by name; raise a ValueError for those that are missing, unknown or of another shape."""
     own = module.state_dict()
     problems = [f"{name} is missing" for name in own if name not in state]
@@ -164,7 +173,7 @@ def _load(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     if problems:
         more = f" and {len(problems) - 3:,} more" if len(problems) > 3 else ""
         raise ValueError(
-            f"--start-from {path} does not fit this model: {'; '.join(problems[:3])}{more}. "
+            f"{option} does not fit this model: {'; '.join(problems[:3])}{more}. "
             "Use the same --backbone and the same options of the head"
         )
     load_state(module, state)

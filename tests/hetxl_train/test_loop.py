@@ -23,6 +23,7 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.data.pairs import open_pairs
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.distributed import World
 from hetxl_train.loop import Trainer, moving_average
 from hetxl_train.runs import Log, read_log
@@ -350,7 +351,9 @@ def test_resumed_average_equals_that_of_an_uninterrupted_run(tmp_path):
 
 def contrastive_trainer(config, folder, steps=6):
     config = dataclasses.replace(config, steps=steps)
-    task = ContrastiveTask(config, open_pairs(config.data, image_size=16), World(torch.device("cpu")), QUIET, folder)
+    task = ContrastiveTask(
+        config, open_pairs(config.data, transform=ImageTransform(16)), World(torch.device("cpu")), QUIET, folder
+    )
     return Trainer(task, Checkpoints(folder / "checkpoints"), QUIET, UnreadableExamples(share=0.5))
 
 

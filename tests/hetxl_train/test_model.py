@@ -250,7 +250,7 @@ def test_full_disk_while_features_are_written_leaves_nothing(tmp_path):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limit[1]))
     try:
-        with pytest.raises(OSError, match=r"free some space and rerun the command: '.*train\.npy'"):
+        with pytest.raises(OSError, match=r"free some space and rerun the command: .*train-pieces"):
             cached_features(tmp_path / "cache", model, dataset, config.workers, QUIET, ALONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -1,5 +1,6 @@
 """Recipes by name: the paper's values, what overrides them, and whole runs."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,11 +8,14 @@ from typer.testing import CliRunner
 
 from hetxl_train.cli.commands import app
 from hetxl_train.cli.options import resolve
-from hetxl_train.config import CompareConfig, TrainConfig
+from hetxl_train.config import CompareConfig, ContrastiveConfig, TrainConfig
+from hetxl_train.data.dataset import InputSpec
 from hetxl_train.recipes import recipe_names, recipe_options, recipe_text
+from hetxl_train.towers import Specs, build_towers
 from support.training import write_images
 
 RUNNER = CliRunner()
+VECTORS = InputSpec("features", (4,))
 SHARED = {
     # Typed from the appendix "Experimental details and hyperparameters": "1,000 MC samples", "R = 50", "β1 = 0.9,
     # β2 = 0.999", "10,000 linear warm-up phase starting at 10^-5"; bounds and start of τ from the appendix on τ.
@@ -41,9 +45,25 @@ def test_recipes_have_the_papers_values(name):
     assert (config.recipe, config.noise_weight_decay, config.noise_start) == (name, None, 0)
 
 
+def test_the_recipe_of_lit_has_the_papers_values():
+    config = resolve(ContrastiveConfig, (None, {"recipe": "lit"}))
+    # Typed from the appendix, "Contrastive learning": 18 billion examples in batches of 16,384.
+    expected = {
+        "head": "het-xl", "covariance": "low_rank", "rank": 15, "samples": 1, "eval_samples": 0, "normalize": "before",
+        "noise": "both", "image_lock": "mapped", "text_lock": "free", "schedule": "cosine", "learning_rate": 1e-3,
+        "warmup": 10000, "weight_decay": 1e-4, "batch_size": 16384, "steps": round(18e9 / 16384),
+    }  # fmt: skip
+    assert {name: getattr(config, name) for name in expected} == expected
+    starts = [
+        build_towers(dataclasses.replace(config, head=head, features=4), Specs(VECTORS, VECTORS)).loss.scale().item()
+        for head in ("het-xl", "det")
+    ]
+    assert starts == pytest.approx([3, 10])
+
+
 def test_every_recipe_is_listed_and_printed():
     listed = RUNNER.invoke(app, ["recipes"]).output
-    assert set(recipe_names()) == {*PAPER, "webvision-finetune"}
+    assert set(recipe_names()) == {*PAPER, "lit", "webvision-finetune"}
     for name in recipe_names():
         assert f"{name} " in listed
         assert RUNNER.invoke(app, ["recipes", name]).output == recipe_text(name)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hetxl._files import write_json
 from hetxl_train.config import ContrastiveConfig
+from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.synthetic import load_synthetic
 from hetxl_train.model import build_model
@@ -19,7 +20,6 @@ from hetxl_train.runs import (
     Log,
     Run,
     default_directory,
-    load_contrastive_run,
     load_run,
     open_run,
     read_log,

@@ -6,15 +6,16 @@ from hetxl_lab.datasets.sentence_encoder import MINILM
 from hetxl_train.config import TowerOptions
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.pairs import Texts, open_pairs
+from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.towers import (
     BLOCK,
     Bags,
-    LockedTower,
     NgramTable,
     NgramTower,
     Specs,
     TextReader,
     TextTable,
+    Tower,
     build_towers,
     choose_templates,
     embed_pairs,
@@ -52,16 +53,16 @@ def test_texts_do_not_depend_on_the_batch():
 def test_locked_towers_take_vectors():
     vectors = torch.randn(4, 6)
     for tower in (image_tower(OPTIONS, VECTORS), text_tower(OPTIONS, Specs(VECTORS, VECTORS))):
-        assert isinstance(tower, LockedTower)
+        assert isinstance(tower, Tower)
         assert tower(vectors).shape == (4, 10)
-    bare = LockedTower(6, 6, project=False)
+    bare = Tower(torch.nn.Identity(), 6, 6, project=False)
     assert bare(vectors) is vectors
     assert not list(bare.parameters())
 
 
 @pytest.fixture
 def pairs(tmp_path):
-    return open_pairs(image_folder(tmp_path / "shapes"), image_size=16, whole=True)
+    return open_pairs(image_folder(tmp_path / "shapes"), transform=ImageTransform(16), whole=True)
 
 
 def test_towers_depend_on_the_seed_and_not_on_the_head():

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from hetxl._files import write_checked
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
+from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data.label_noise import LabelNoise
 from hetxl_train.data.open import open_data
 from hetxl_train.data.pairs import Swaps
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import evaluate_run
-from hetxl_train.runs import load_contrastive_run, load_run, read_log
+from hetxl_train.runs import load_run, read_log
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 from support.distributed import run as run_processes

@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import hetxl_train.tasks.classification as classification
-from hetxl_train import parallel, runs, towers
+from hetxl_train import contrastive_runs, parallel, runs, towers
 from hetxl_train.backbones import Backbone
 from hetxl_train.config import ContrastiveConfig, TrainConfig
+from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data.open import open_data
 from hetxl_train.distributed import LostRankError, World, world
 from hetxl_train.evaluate import evaluate_split
-from hetxl_train.runs import load_contrastive_run, load_run
+from hetxl_train.runs import load_run
 from hetxl_train.tasks.contrastive import ContrastiveTask, evaluate_pairs, validation_metrics
 from hetxl_train.training import train
 from support.training import QUIET
@@ -76,10 +77,12 @@ def in_double() -> Iterator[None]:
         _doubled(built.text)
         return built
 
+    behind = towers.Tower.behind
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(towers.Tower, "behind", lambda tower: _doubled(behind(tower))))
         for module in (classification, runs):
             stack.enter_context(mock.patch.object(module, "build_model", model))
-        for module in (towers, runs):
+        for module in (towers, contrastive_runs):
             stack.enter_context(mock.patch.object(module, "build_towers", two_towers))
         stack.enter_context(mock.patch.object(Backbone, "forward", features))
         yield

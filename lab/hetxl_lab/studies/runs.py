@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from hetxl_train.config import ContrastiveConfig, TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Dataset
 from hetxl_train.data.open import open_data
+from hetxl_train.data.pairs import Pairs
 from hetxl_train.formatting import rough_duration
 from hetxl_train.process_pool import check_jobs
 from hetxl_train.rescale import rescale
@@ -123,8 +124,9 @@ PAIR_METRICS: dict[str, tuple[str, ...]] = {
 class PairRun:
     """One run on pairs that a study needs. With one seed, towers, order and swaps are the same in all settings."""
 
-    setting: str  # of `PAIR_SETTINGS`
+    setting: str  # what tells it from others of its seed: a name of `PAIR_SETTINGS`, or of the study's own
     config: ContrastiveConfig
+    blind: bool = False  # the test split is taken away before it starts
 
     @property
     def key(self) -> str:
@@ -135,6 +137,16 @@ class PairRun:
     def title(self) -> str:
         """What it is, in a line."""
         return f"{self.config.data} {HEAD_LABELS[self.config.head]} ({self.setting}) seed {self.config.seed}"
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """The options that its data depends on: runs of the same source can share it."""
+        names = ("data", "data_seed", "swap", "swap_within", "image", "image_size")
+        return tuple(getattr(self.config, name) for name in names)
+
+    def open(self) -> Pairs:
+        """Open its data, the test split included."""
+        return ContrastiveTask.open(self.config)
 
 
 @dataclass(frozen=True)
@@ -257,10 +269,25 @@ def run_single(run: AnyRun, cache: RunCache) -> str:
     return result_line(result, cache.finite_result(run, RESCALED) if run.rescaled else None)
 
 
+_pairs: dict[tuple[Any, ...], Pairs] = {}
+
+
+def _opened(source: tuple[Any, ...], open_pairs: Callable[[], Pairs]) -> Pairs:
+    """Return the pairs of a source, those of the last one without opening them again."""
+    if source not in _pairs:
+        _pairs.clear()
+        _pairs[source] = open_pairs()
+    return _pairs[source]
+
+
 def _train(run: AnyRun, directory: Path) -> None:
     quiet = Console(quiet=True)
     if isinstance(run, PairRun):
-        train(dataclasses.replace(run.config, out=str(directory), keep=1), console=quiet)
+        pairs = _opened(run.source, run.open)
+        if run.blind:
+            splits = {name: split for name, split in pairs.splits.items() if name != "test"}
+            pairs = dataclasses.replace(pairs, splits=splits)
+        train(dataclasses.replace(run.config, out=str(directory), keep=1), dataset=pairs, console=quiet)
         return
     dataset, description = cached_dataset(run.source, run.open)
     if run.blind:

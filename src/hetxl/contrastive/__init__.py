@@ -8,6 +8,7 @@ from hetxl.contrastive.embedding import NoisyEmbedding
 from hetxl.contrastive.loss import ContrastiveLoss, LogitScale, PairLoss
 from hetxl.contrastive.retrieval import (
     auroc,
+    class_retrieval,
     pair_distance,
     pair_noise,
     retrieval_recall,
@@ -21,6 +22,7 @@ __all__ = [
     "NoisyEmbedding",
     "PairLoss",
     "auroc",
+    "class_retrieval",
     "pair_distance",
     "pair_noise",
     "retrieval_recall",

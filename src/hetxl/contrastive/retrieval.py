@@ -18,6 +18,7 @@ from hetxl.metrics.summary import score_auroc as auroc
 
 __all__ = [
     "auroc",
+    "class_retrieval",
     "pair_distance",
     "pair_noise",
     "retrieval_recall",
@@ -62,18 +63,43 @@ def retrieval_recall(
     same = same.to(images.device)
     recalls = {}
     for name, queries, keys in (("image_to_text", images, texts), ("text_to_image", texts, images)):
-        ranks = _ranks(queries, keys, same)
+        ranks = _ranks(queries, keys, same, same)
         recalls |= {f"{name}@{k}": float((ranks < k).double().mean()) for k in ks}
     return recalls
 
 
-def _ranks(queries: Tensor, keys: Tensor, same: Tensor) -> Tensor:
-    """Return how many wrong keys are as near as the nearest right one or nearer, [n]."""
+@torch.no_grad()
+def class_retrieval(
+    images: Tensor, labels: np.ndarray | Tensor, weights: Tensor, ks: Sequence[int] = (1, 5, 10)
+) -> dict[str, float]:
+    """Return how often an image's class is among the k nearest, and one of a class's images is.
+
+    Classes without images do not count as queries. Other arguments and the result are as of `retrieval_recall`.
+
+    Args:
+        images: [n, D], normalised if the model normalises.
+        labels: [n], the class of each.
+        weights: [K, D], from `zero_shot_weights`.
+    """
+    of_images = torch.as_tensor(np.asarray(labels)).to(images.device)
+    classes = torch.arange(len(weights), device=images.device)
+    present = of_images.unique()
+    sides = {
+        "image_to_text": (images, weights, of_images, classes),
+        "text_to_image": (weights[present], images, present, of_images),
+    }
+    ranks = {name: _ranks(*side) for name, side in sides.items()}
+    return {f"{name}@{k}": float((rank < k).double().mean()) for name, rank in ranks.items() for k in ks}
+
+
+def _ranks(queries: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor) -> Tensor:
+    """Return how many wrong keys are as near as the nearest right one or nearer, [n]; right ones are of the same group,
+    [n] of queries and [K] of keys."""
     step = max(1, SCORES // len(keys))
     ranks = []
     for start in range(0, len(queries), step):
         scores = queries[start : start + step] @ keys.T  # [b, n]
-        right = same[start : start + step, None] == same
+        right = own[start : start + step, None] == of_keys
         best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         ranks.append(((scores >= best) & ~right).sum(1))
     return torch.cat(ranks)

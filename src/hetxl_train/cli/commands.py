@@ -164,6 +164,7 @@ COMMANDS = {
     "calibrate": (f"{_HERE}.run:calibrate", "Calibrate prediction sets and answers with a guarantee."),
     "audit": (f"{_HERE}.audit:audit", "Find labels that are probably wrong, and correct them."),
     "export": (f"{_HERE}.run:export", "Write a trained model as one file: ONNX, torch.export, or the head alone."),
+    "embed": (f"{_HERE}.embed:embed", "Write the vectors of data by a trained network, to train on them."),
     "push": (f"{_HERE}.run:push", "Save a run with a model card to the Hugging Face hub, or to a directory."),
     "serve": (f"{_HERE}.serve:serve", "Answer requests for predictions of a run over HTTP."),
     "demo": (f"{_HERE}.serve:demo", "Try a run on a page in the browser."),

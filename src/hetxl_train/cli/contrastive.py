@@ -67,6 +67,32 @@ def evaluate(
         Console().print(as_rich(contrastive_table(result)))
 
 
+@contrastive.command("zero-shot", cls=SectionedCommand)
+def zero_shot(
+    run: Annotated[Path, argument("Run directory.")],
+    data: Annotated[str, argument("Labelled data, as for hetxl train.")],
+    *,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    templates: Annotated[str | None, optional("Prompts with | between, or a file of them [those of the run].")] = None,
+    names: Annotated[Path | None, optional("File with a name for each class, in their order [the data's own].")] = None,
+    num_samples: Annotated[int, typer.Option(help="Noise samples; 0 for none, as in the paper.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="Images, drawn at random; 0 for all.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Name the images of labelled data by its class names, put into templates; the report of the run shows it, too."""
+    from rich.console import Console
+
+    from hetxl_train.report import as_rich
+    from hetxl_train.zero_shot import zero_shot_run, zero_shot_table
+
+    options = {"templates": templates, "names": names, "num_samples": num_samples, "limit": limit}
+    result = zero_shot_run(run, data, split=split, **options)
+    if as_json:
+        typer.echo(json.dumps({key: value for key, value in result.items() if key != "examples"}, indent=2))
+    else:
+        Console().print(as_rich(zero_shot_table([result])))
+
+
 @contrastive.command(cls=SectionedCommand)
 def report(
     runs: Annotated[list[Path], argument("Run directories.")],

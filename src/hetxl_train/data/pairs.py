@@ -6,6 +6,8 @@
 | a directory | images at any depth, each with its caption in a .txt file of the same stem; or `ROOT/train/…`, … |
 | a table, `.csv`, `.jsonl` or `.parquet` | columns `path` (or an image) and `caption`, optionally `split`, `category` |
 | tar shards, `name-{000..123}.tar` | `KEY.jpg` and `KEY.txt`, or a caption in `KEY.json` |
+| `hf:NAME` | a dataset of the Hugging Face hub, or a directory in its layout, with such columns |
+| a directory of arrays | `images.npy`, …: keys of a .npz file, and `captions.txt`; `hetxl embed --pairs` writes it |
 | `.npz` or `.safetensors` | `images` [n, D] and `texts` [n, D′], both computed already: locked towers; in a .npz file |
 | | `captions` [n] in place of `texts`, for a text tower that is trained, and optionally `split`, `category` |
 """
@@ -33,6 +35,7 @@ from hetxl_train.data.label_files import names_from_array
 from hetxl_train.data.labels import Labels, printable, some
 from hetxl_train.data.mapped_arrays import MappedArray, open_arrays
 from hetxl_train.data.open import check_options, split_spec
+from hetxl_train.data.read import hub_tables
 from hetxl_train.data.shards import TarImages, expand, index_shards, is_shards
 from hetxl_train.data.tables import SPLIT, TABLE_SUFFIXES, Table, find_column, find_input, open_table
 from hetxl_train.data.transforms import ImageTransform
@@ -55,6 +58,7 @@ class Texts:
 
     captions: Sequence[str] | None = None  # m texts; None for vectors alone
     vectors: MappedArray | np.ndarray | None = None  # [m, D′], computed already; None for captions alone
+    tables: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # as text towers read them
 
     def __post_init__(self) -> None:
         if self.captions is None and self.vectors is None:
@@ -152,7 +156,7 @@ class Pairs:
 def open_pairs(
     data: str | Path,
     *,
-    image_size: int = 64,
+    transform: ImageTransform | None = None,
     seed: int = 0,
     cache: Path | None = None,
     whole: bool = False,
@@ -161,15 +165,15 @@ def open_pairs(
     """Open pairs to train on or to evaluate, in one of the forms of this module.
 
     Data without splits is split: a tenth of the pairs each for validation and test, drawn with the seed.
-    `whole` uses such files as one test split instead. The cache is by default $HETXL_CACHE, or ~/.cache/hetxl.
+    `whole` uses such files as one test split instead. Images from files go through the transform, to 64 × 64 pixels
+    without one. The cache is by default $HETXL_CACHE, or ~/.cache/hetxl.
     """
-    integer_at_least("image_size", image_size, 8)
     integer_at_least("seed", seed, 0)
     name, written = split_spec(str(data))
     if name in plugins.entries("pairs") and not Path(name).exists():
         return plugins.load("pairs", name)(cache=cache, **({"seed": seed} | written | options))
     check_options(options, (), str(data))
-    return read_pairs(str(data), image_size=image_size, seed=seed, whole=whole, cache=cache)
+    return read_pairs(str(data), transform=transform, seed=seed, whole=whole, cache=cache)
 
 
 def split_pairs(whole: Pairs, make: Callable[[np.ndarray], Split], seed: int) -> Pairs:
@@ -202,55 +206,67 @@ class _Rows(NamedTuple):
     categories: np.ndarray | None
     notes: Sequence[str] = ()
 
-    def split(self, rows: np.ndarray, image_size: int) -> Split:
+    def split(self, rows: np.ndarray, transform: ImageTransform) -> Split:
         """Return the images of some rows."""
         labels = Labels(np.arange(len(rows)))
         if isinstance(self.images, MappedArray):
             return ArraySplit(self.images, labels, rows)
-        return ImageSplit(self.images, labels, rows, transform=ImageTransform(image_size))
+        return ImageSplit(self.images, labels, rows, transform=transform)
 
 
 def read_pairs(
-    data: str | Path, *, image_size: int = 64, seed: int = 0, whole: bool = False, cache: Path | None = None
-) -> Pairs:
+    data: str | Path, *, transform: ImageTransform | None = None, seed: int = 0, whole: bool = False,
+    cache: Path | None = None,
+) -> Pairs:  # fmt: skip
     """Read pairs from a directory, a table, shards or arrays; the arguments are those of `open_pairs`."""
     path = Path(data).expanduser()
-    shards = is_shards(str(data))
-    if not shards and not path.exists():
+    shards, hub = is_shards(str(data)), str(data).startswith("hf:")
+    if not shards and not hub and not path.exists():
         known = plugins.entries("pairs")
         names = f"neither the name of pairs ({', '.join(known)}) nor" if known else "not"
         raise FileNotFoundError(f"data={printable(str(path))!r} is {names} an existing path")
     suffix = path.suffix.lower()
-    if shards:
-        rows = _read_shards(str(data), cache)
+    parts: list[_Rows] = []
+    if hub:
+        parts = [_read_table(table, split) for split, table in hub_tables(str(data)[3:]).items()]
+    elif shards:
+        parts = [_read_shards(str(data), cache)]
+    elif path.is_dir() and (path / "images.npy").exists():
+        parts = [_read_arrays(path)]
     elif path.is_dir():
-        rows = _read_directory(path)
+        parts = [_read_directory(path)]
     elif suffix in ARRAY_SUFFIXES:
-        rows = _read_arrays(path)
+        parts = [_read_arrays(path)]
     elif suffix in TABLE_SUFFIXES:
-        rows = _read_table(open_table(path))
+        parts = [_read_table(open_table(path))]
     else:
         raise ValueError(
             f"{path} is not a known kind of pairs: give a directory of images with .txt files, a table "
             f"({', '.join(TABLE_SUFFIXES)}), shards (.tar) or arrays ({', '.join(ARRAY_SUFFIXES)})"
         )
-    image = InputSpec("image", (3, image_size, image_size))
-    if isinstance(rows.images, MappedArray):
-        image = InputSpec("features", (rows.images.shape[1],))
-    vectors = rows.texts.vectors
+    transform, first = transform or ImageTransform(64), parts[0]
+    image = InputSpec("image", transform.shape, image=transform.preprocessing)
+    if isinstance(first.images, MappedArray):
+        image = InputSpec("features", (first.images.shape[1],))
+    vectors = first.texts.vectors
     text = None if vectors is None else InputSpec("features", (vectors.shape[1],))
-    names = np.array([name or ("test" if whole else "train") for name in rows.splits], dtype=object)
-    splits = {}
-    for name in SPLITS:
-        chosen = np.flatnonzero(names == name)
-        if len(chosen):
-            categories = None if rows.categories is None else rows.categories[chosen]
-            splits[name] = PairSplit(NumberedSplit(rows.split(chosen, image_size)), rows.texts, chosen, categories)
-    pairs = Pairs(printable(path.stem), image, text, splits, tuple(rows.notes))
-    if "train" not in splits:
+    splits, train = {}, None
+    for rows in parts:
+        names = np.array([name or ("test" if whole else "train") for name in rows.splits], dtype=object)
+        for name in SPLITS:
+            chosen = np.flatnonzero(names == name)
+            if len(chosen):
+                categories = None if rows.categories is None else rows.categories[chosen]
+                images = NumberedSplit(rows.split(chosen, transform))
+                splits[name] = PairSplit(images, rows.texts, chosen, categories)
+                train = (rows, chosen) if name == "train" else train
+    splits = {name: splits[name] for name in SPLITS if name in splits}
+    notes = tuple(note for rows in parts for note in rows.notes)
+    pairs = Pairs(printable(Path(str(data).removeprefix("hf:")).stem), image, text, splits, notes)
+    if train is None:
         return pairs
-    training = np.flatnonzero(names == "train")
-    return split_pairs(pairs, lambda chosen: rows.split(training[chosen], image_size), seed)
+    rows, training = train
+    return split_pairs(pairs, lambda chosen: rows.split(training[chosen], transform), seed)
 
 
 def _read_directory(root: Path) -> _Rows:
@@ -289,7 +305,7 @@ def _read_caption(path: Path) -> str | None:
     return " ".join(text.split()) or None
 
 
-def _read_table(table: Table) -> _Rows:
+def _read_table(table: Table, own_split: str = UNSPLIT) -> _Rows:
     images, kind = find_input(table, [name for name in table.kinds if find_column([name], CAPTION_COLUMNS) is None])
     if kind != "image":
         raise ValueError(
@@ -310,7 +326,7 @@ def _read_table(table: Table) -> _Rows:
                 row_name = f"{table.source}, row {number} (counted from 1)"
                 raise ValueError(f"{row_name} must have a caption, found {row[caption]!r}")
             captions.append(text)
-            splits.append(split_name(table.source, row[split], number) if split is not None else UNSPLIT)
+            splits.append(split_name(table.source, row[split], number) if split is not None else own_split)
             categories.append(str(row[category]).strip() if category is not None else "")
     if not captions:
         raise ValueError(f"{table.source} has no rows")
@@ -331,8 +347,17 @@ def _read_shards(data: str, cache: Path | None) -> _Rows:
 
 
 def _read_arrays(path: Path) -> _Rows:
-    arrays = open_arrays(path)
-    images, vectors, captions = (arrays.get(name) for name in ("images", "texts", "captions"))
+    arrays, lines = {}, path / "captions.txt"
+    if path.is_dir():
+        for name in ("images", "texts", "split", "category"):
+            if (file := path / f"{name}.npy").exists():
+                arrays[name] = open_arrays(file)[""].called(str(path), name)
+    else:
+        arrays = open_arrays(path)
+    images, vectors = (arrays.get(name) for name in ("images", "texts"))
+    captions = names_from_array(arrays["captions"]) if "captions" in arrays else None
+    if lines.is_file():
+        captions = lines.read_text(encoding="utf-8", errors="surrogatepass").split("\n")[:-1]
     if images is None or (vectors is None and captions is None):
         raise ValueError(
             f"{path} must have the keys images and texts (or captions), found {some(arrays, 20) or 'none'}"
@@ -351,7 +376,11 @@ def _read_arrays(path: Path) -> _Rows:
             raise ValueError(
                 f"{arrays[name]} has {len(arrays[name]):,} rows, but 'images' has {count:,}; give one for each image"
             )
-    texts = Texts(None if captions is None else names_from_array(captions), vectors)
+    if captions is not None and len(captions) != count:
+        raise ValueError(
+            f"{lines} has {len(captions):,} lines, but 'images' has {count:,} rows; give one for each image"
+        )
+    texts = Texts(captions, vectors)
     splits = [UNSPLIT] * count
     if "split" in arrays:
         names = names_from_array(arrays["split"])

@@ -46,7 +46,7 @@ def read_data(
         return _join(_tables_in_memory(data), columns, "the table", options)
     text = os.fspath(data)
     if text.startswith("hf:"):
-        return _join(_hub(text.removeprefix("hf:")), columns, text, options)
+        return _join(hub_tables(text.removeprefix("hf:")), columns, text, options)
     if shards.is_shards(text):
         return _by_split(shards.expand(text), columns, text, options)
     path: Any = text if is_remote(text) else existing(text, known)
@@ -179,7 +179,7 @@ def _tables_in_memory(data: Any) -> dict[str, Table]:
     return {UNSPLIT: ArrowTable(dataset, "the table")}
 
 
-def _hub(name: str) -> dict[str, Table]:
+def hub_tables(name: str) -> dict[str, Table]:
     """Return the splits of a dataset of the Hugging Face hub, or of a directory in its layout."""
     import datasets
 

@@ -1,6 +1,7 @@
 """Write the report of contrastive runs: curves, tables, and images never seen with the names they got."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hetxl._files import read_json
 from hetxl_train import formatting as form
 from hetxl_train.report import html
 from hetxl_train.report.charts import Axis, styles
@@ -61,6 +63,7 @@ def contrastive_html(runs: Sequence[Run], *, created: datetime | None = None) ->
         classes=next((value_at(run, "metrics", "test", "zero_shot", "classes") for run in groups[0].runs), None),
         retrieval=[(split, table) for split in ("validation", "test") if (table := _retrieval(groups, split))],
         named=_cards(groups, [("zero_shot", "")]),
+        other=[_other(run, result) for group in groups for run in group.runs for result in _zero_shot_results(run)],
         training=_curves(groups, styles(group.label for group in groups)),
         swaps=metric_table(groups, SWAPS, "Finding swapped pairs"),
         noisy=_cards(groups, [("noisiest", "Most noise, "), ("calmest", "Least noise, ")]),
@@ -120,6 +123,31 @@ def _retrieval(groups: Sequence[Group], split: str) -> Markup | None:
         for k in (1, 5, 10)
     ]
     return metric_table(groups, columns, f"Recall, {split}")
+
+
+def _zero_shot_results(run: Run) -> list[dict[str, Any]]:
+    """Return what `hetxl contrastive zero-shot` has written into a run."""
+    results = []
+    for path in sorted(run.path.glob("zero-shot-*.json")):
+        with suppress(OSError, ValueError):
+            results.append(read_json(path, dict))
+    return results
+
+
+def _other(run: Run, result: Mapping[str, Any]) -> tuple[str, Markup, list[dict[str, Any]]]:
+    """Return title, table and cards of other labelled data."""
+    columns = [("top-1", "top1"), ("top-5", "top5"), ("mean over classes", "mean_per_class"), ("chance", "chance")]
+    columns += [
+        (f"{title}, recall@{k}", f"{direction}@{k}")
+        for direction, title in (("image_to_text", "image to class"), ("text_to_image", "class to image"))
+        for k in (1, 5, 10)
+    ]
+    values = [form.finite(result.get(key)) for _, key in columns]
+    row = (run.name, *(form.MISSING if value is None else form.percent(value, 2) for value in values))
+    name = f"{result.get('data')}, {result.get('split')}"
+    table = as_html(text_table(name, ("run", *(title for title, _ in columns)), [row]))
+    cards = [_pair_card(entry) for entry in result.get("examples", ()) if isinstance(entry, dict)]
+    return f"{name}: {run.name}", table, cards
 
 
 def _curves(groups: Sequence[Group], looks: html.Looks) -> html.Charts:

@@ -13,7 +13,7 @@ from hetxl_train.data.dataset import Dataset, Fetched, Split
 from hetxl_train.data.pairs import Pairs
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Estimate
-from hetxl_train.loaders import Order, Parts
+from hetxl_train.loaders import Feed, Order, Parts
 
 
 class Loss(NamedTuple):
@@ -53,6 +53,10 @@ class Task(ABC, Generic[Config, Data, Network]):
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
         """Take what the loop has built, before its first step."""
+
+    def prepared(self, feed: Feed, step: int) -> Feed:
+        """Return the parts of a step's batch, as the loss takes them one after the other."""
+        return feed
 
     @abstractmethod
     def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:

@@ -2,6 +2,7 @@
 retrieval both ways, and how well swapped pairs are found."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch import nn, optim
 from hetxl._files import write_json
 from hetxl._seeds import derive_seed
 from hetxl.contrastive.retrieval import auroc, pair_distance, pair_noise, retrieval_recall, top_k, zero_shot_weights
+from hetxl.functional._torch import to_accumulation_dtype
 from hetxl_train import towers
-from hetxl_train.config import ContrastiveConfig, PairOptions
+from hetxl_train.config import ContrastiveConfig
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import Fetched
 from hetxl_train.data.fingerprint import fingerprint
@@ -23,18 +25,28 @@ from hetxl_train.data.pairs import Pairs, PairSplit, Texts, open_pairs, swapped
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
 from hetxl_train.examples import image_of
-from hetxl_train.loaders import Order, Parts
+from hetxl_train.loaders import Feed, Order, Parts
+from hetxl_train.mapped_towers import map_images, map_texts
 from hetxl_train.model import parameter_counts
-from hetxl_train.parallel import number, prepare, whole
+from hetxl_train.parallel import autocast, number, prepare, whole
 from hetxl_train.tasks import Loss, Task
-from hetxl_train.towers import Embedded, Specs, TextReader, TextTable, TwoTowers
+from hetxl_train.towers import Embedded, Slopes, Specs, TextReader, TextTable, Tower, TwoTowers, transform_of
 
 KS = (1, 5, 10)
 TOP = (1, 5)
 EXAMPLES = 24
 """Images with names never seen that are shown, and at most half as many pairs of each other kind."""
-SCORED = 8000
-"""Training pairs whose noise is scored, at most."""
+SCORED, SHOWN = 8000, 1000
+"""Training pairs whose noise is scored, at most, to find swaps; and to show the noisiest."""
+
+
+class _Part(NamedTuple):
+    """A part of a batch, as far as it could be read."""
+
+    inputs: torch.Tensor  # of the image tower
+    rows: np.ndarray  # [b] of the training pairs
+    seeds: np.ndarray  # [b]
+    places: np.ndarray  # [b], in the batch of all processes
 
 
 class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
@@ -53,16 +65,25 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
             raise ValueError(
                 f"batch_size must be at most {len(self.train_pairs)}, the training pairs, found {config.batch_size}"
             )
-        self.texts = TextReader(config.text, config.buckets)
+        if world.processes > 1 and config.accumulate > 1:
+            raise ValueError(
+                f"accumulate goes with one process for pairs, found accumulate = {config.accumulate} and "
+                f"{world.processes} processes; leave it out"
+            )
+        self.texts = TextReader.of(config)
         self.specs = Specs(pairs.image, self.texts.spec(pairs))
         self.steps = config.steps or max(1, round(config.epochs * len(self.train_pairs) / config.batch_size))
         self.whole = self.model = towers.build_towers(config, self.specs).to(world.device)
         self.model.image, self.model.text = (
             prepare(tower, config, world) for tower in (self.model.image, self.model.text)
         )
+        self.pairs = self._map_towers(directory / "embeddings", console)
+        self.train_pairs = self.pairs.splits["train"]
         # The loss of an evaluation is one process's: the others do not take part.
-        several = world.processes > 1
-        self.alone = towers.build_towers(config, self.specs, gather=False).to(world.device) if several else self.model
+        self.alone = self.model
+        if world.processes > 1:
+            alone = towers.build_towers(config, self.specs, published=False, gather=False).to(world.device)
+            self.alone = self._behind(alone)
         if not world.is_main:
             world.wait()  # vectors of a locked encoder are computed by one process, and read by the others
         self.table = self.texts.table(self.train_pairs.texts, config.prompts)
@@ -71,10 +92,37 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         self.split = self.train_pairs.images
         self.order = Order(len(self.train_pairs), derive_seed(config.seed, 23))
 
+    def _map_towers(self, directory: Path, console: Console) -> Pairs:
+        """Compute the vectors of towers that are mapped; from then on the model is what is behind them."""
+        config, pairs, world = self.config, self.dataset, self.world
+        image, text = self._mapped()
+        if image:
+            network: Any = self.whole.image.body
+            pairs = map_images(pairs, network, directory, config.workers, console, world)
+        if text:
+            network, splits = self.whole.text.body, list(pairs.splits.values())
+            self.texts = map_texts(self.texts, splits, config.prompts, network, directory, console, world)
+        self.model = self._behind(self.whole)
+        return pairs
+
+    def _mapped(self) -> tuple[bool, bool]:
+        """Return whether the vectors of the image and of the text tower are computed once."""
+        text = self.specs.text is not None and self.specs.text.kind == "text"
+        return (
+            self.config.image_lock == "mapped" and self.specs.image.kind == "image",
+            self.config.text_lock == "mapped" and text,
+        )
+
+    def _behind(self, model: TwoTowers) -> TwoTowers:
+        """Return the towers without the networks that are mapped."""
+        mapped = zip((model.image, model.text), self._mapped(), strict=True)
+        image, text = (tower.behind() if once and isinstance(tower, Tower) else tower for tower, once in mapped)
+        return model if (image, text) == (model.image, model.text) else TwoTowers(image, text, model.loss)
+
     @staticmethod
-    def open(config: PairOptions) -> Pairs:
+    def open(config: ContrastiveConfig) -> Pairs:
         """Open the pairs that a configuration names, with the swaps that it asks for."""
-        pairs = open_pairs(config.data, image_size=config.image_size, seed=config.data_seed)
+        pairs = open_pairs(config.data, transform=transform_of(config), seed=config.data_seed)
         if not config.swap:
             return pairs
         if "train" not in pairs.splits:
@@ -117,24 +165,75 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
         """Keep how batches are cut."""
         self.parts = parts
+        self.slopes: list[tuple[_Part, float, Slopes]] = []
 
     def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
         """Return the mean loss over the whole batch, of which this process has a part."""
-        config = self.config
-        rows, seeds = self.order.of(*self.parts.places(step, 0))
+        if self.slopes:  # of the whole batch, which `prepared` has seen
+            inputs, value, slopes = self.slopes.pop(0)
+            surrogate = called(*self._inputs(inputs, step, part), slopes=slopes)
+            return Loss(surrogate - surrogate.detach() + value, len(inputs.rows))
+        inputs = self._read(fetched, step, 0)
+        # The same in all processes: each takes its rows of the whole batch's draws, as one process alone would.
+        self.noise.manual_seed(derive_seed(self.config.seed, step, 24))
+        return Loss(called(*self._inputs(inputs, step, part), generator=self.noise), len(inputs.rows))
+
+    def prepared(self, feed: Feed, step: int) -> Feed:
+        """Return the parts of a step; where there are several, first compute the loss of all of them and its gradient.
+
+        As GradCache does: embeddings of every part without gradients, then the loss, then every part once more.
+        """
+        parts = list(itertools.islice(feed, self.config.accumulate))
+        if self.config.accumulate > 1:
+            read = [self._read(fetched, step, accumulated) for accumulated, (fetched, _) in enumerate(parts)]
+            self.slopes = self._whole_batch(read, step)
+        return iter(parts)
+
+    def _read(self, fetched: Fetched, step: int, accumulated: int) -> "_Part":
+        """Return a part of a batch without images that could not be read."""
+        start, stop = self.parts.places(step, accumulated)
+        rows, seeds = self.order.of(start, stop)
+        places = np.arange(start, stop) - step * self.config.batch_size
         if len(fetched.rows) < len(rows):  # the loss takes parts of any size
             if not len(fetched.rows):
                 first = fetched.unreadable[0].path
                 raise ValueError(f"none of {len(rows)} images of a batch could be read, first {first}")
             read = np.isin(rows, fetched.rows)
-            rows, seeds = rows[read], seeds[read]
-        templates = towers.choose_templates(seeds, self.table.templates)
-        texts = self.table.take(self.train_pairs.sources[rows], templates).to(self.device)
-        # The same in all processes: each takes its rows of the whole batch's draws, as one process alone would.
+            rows, seeds, places = rows[read], seeds[read], places[read]
+        return _Part(fetched.inputs, rows, seeds, places)
+
+    def _inputs(self, part: "_Part", step: int, number: int) -> tuple[torch.Tensor, Any]:
+        """Return the inputs of both towers, with dropout and the like seeded by the step and the number of the part."""
+        templates = towers.choose_templates(part.seeds, self.table.templates)
+        texts = self.table.take(self.train_pairs.sources[part.rows], templates).to(self.device)
+        torch.manual_seed(derive_seed(self.config.seed, step, number, 25))
+        return part.inputs.to(self.device, non_blocking=True), texts
+
+    def _whole_batch(self, read: "list[_Part]", step: int) -> "list[tuple[_Part, float, Slopes]]":
+        """Return for each part what its backward pass needs of the loss of the whole batch."""
+        model, config, embedded = self.model, self.config, []
+        for accumulated, part in enumerate(read):
+            with torch.no_grad(), autocast(self.device, config.precision):
+                images, texts = self._inputs(part, step, self.parts.part(accumulated))
+                embedded.append([to_accumulation_dtype(side) for side in (model.image(images), model.text(texts))])
+        images, texts = (torch.cat(side).requires_grad_() for side in zip(*embedded, strict=True))
         self.noise.manual_seed(derive_seed(config.seed, step, 24))
-        torch.manual_seed(derive_seed(config.seed, step, part, 25))  # dropout and the like
-        images = fetched.inputs.to(self.device, non_blocking=True)
-        return Loss(called(images, texts, generator=self.noise), len(rows))
+        # Draws by the place in the batch: those of one process that sees it at once.
+        places = torch.from_numpy(np.concatenate([part.places for part in read]))
+        noise: Any = [
+            None if module is None else module.draw(config.batch_size, model.loss.num_samples, self.noise)[places]
+            for module in (model.loss.image_noise, model.loss.text_noise)
+        ]
+        loss = model.loss(images, texts, noise=tuple(noise))
+        own = dict(model.loss.named_parameters())
+        of_images, of_texts, *of_own = torch.autograd.grad(loss, (images, texts, *own.values()))
+        value, slopes_of_own = float(loss.detach()), dict(zip(own, of_own, strict=True))
+        sizes = [len(part.rows) for part in read]
+        slopes = zip(of_images.split(sizes), of_texts.split(sizes), strict=True)
+        return [
+            (part, 0.0 if number else value, Slopes(*pair, {} if number else slopes_of_own))
+            for number, (part, pair) in enumerate(zip(read, slopes, strict=True))
+        ]
 
     def status(self) -> dict[str, float]:
         """Return the learned scale of the logits."""
@@ -142,7 +241,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     def validate(self) -> dict[str, Any]:
         """Return the loss and recall on the validation pairs, or on those of training."""
-        split, config = self.dataset.splits[self.validation], self.config
+        split, config = self.pairs.splits[self.validation], self.config
         table = self.table if split.texts is self.train_pairs.texts else self.texts.table(split.texts)
         options = (config.evaluation_pairs, config.batch_size, config.workers)
         where: dict[str, Any] = {"precision": config.evaluation_precision, "world": self.world}
@@ -193,7 +292,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
         """Evaluate on all splits, and write examples."""
-        evaluation = evaluate_pairs(self._evaluated(), self.dataset, self.texts, self.config, world=self.world)
+        evaluation = evaluate_pairs(self._evaluated(), self.pairs, self.texts, self.config, world=self.world)
         if self.world.is_main:
             write_json(directory / "examples.json", evaluation.examples)
         rows = {name: len(split) for name, split in self.dataset.splits.items()}
@@ -201,7 +300,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
             "kind": "contrastive",
             "dataset": self.dataset.name,
             "data": {"rows": rows, "notes": list(self.dataset.notes)},
-            "parameters": parameter_counts(self.model, "image", "text", "loss"),
+            "parameters": parameter_counts(self.whole, "image", "text", "loss"),
             **evaluation.result,
             **self.status(),
         }
@@ -391,8 +490,10 @@ def evaluate_pairs(
             embedded, named = embed(pairs.splits[name]), name == "test" or "test" not in pairs.splits
             result["metrics"][name], shown = world.on_main(partial(measure, embedded, named))
             examples |= shown
-    if train is not None:
-        rows = np.sort(np.random.default_rng(0).permutation(len(train))[:SCORED])
+    noisy = model.loss.image_noise is not None or model.loss.text_noise is not None
+    if train is not None and (noisy or train.swaps is not None):
+        scored = SCORED if train.swaps is not None else SHOWN
+        rows = np.sort(np.random.default_rng(0).permutation(len(train))[:scored])
         scores, shown = world.on_main(partial(score, embed(train, rows)))
         result |= scores
         examples |= shown

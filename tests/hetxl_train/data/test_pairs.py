@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from hetxl_lab.datasets.icons import build_icons
 from hetxl_train.data.pairs import PairSplit, Swaps, Texts, open_pairs, read_pairs, swapped
+from hetxl_train.data.transforms import ImageTransform
 from support.packages import cache_with_packages, needs_python
 from support.pairs import image_folder, vectors_file
 
@@ -84,8 +85,6 @@ def test_whole_data_is_one_test_split(tmp_path):
 def test_bad_pairs_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match="nor an existing path"):
         open_pairs(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="image_size must be at least 8, found 2"):
-        open_pairs("icons", image_size=2)
     with pytest.raises(TypeError, match="has no option 'limit'"):
         open_pairs(vectors_file(tmp_path / "x.npz"), limit=3)
     split = open_pairs(tmp_path / "x.npz").splits["test"]
@@ -100,7 +99,7 @@ def test_directory_of_images_and_captions(tmp_path):
     root = image_folder(tmp_path / "shapes")
     (root / "red-small-0.txt").unlink()
     (root / "red-small-1.txt").write_text("  \n")
-    pairs = read_pairs(root, image_size=16)
+    pairs = read_pairs(root, transform=ImageTransform(16))
     assert pairs.name == "shapes"
     assert pairs.image.shape == (3, 16, 16)
     assert sum(len(split) for split in pairs.splits.values()) == 22

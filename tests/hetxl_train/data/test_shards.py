@@ -199,7 +199,7 @@ def test_shards_of_captions_are_pairs(tmp_path):
     write_shard(tmp_path / "train-0.tar", range(8), txt=lambda row: f"caption {row}")
     write_shard(tmp_path / "val-0.tar", [8, 9], json=lambda row: json.dumps({"caption": f"caption {row}"}))
     write_shard(tmp_path / "test-0.tar", [10, 11], txt=lambda row: f"caption {row}")
-    pairs = open_pairs(f"{tmp_path}/{{train,val,test}}-0.tar", image_size=16, cache=tmp_path)
+    pairs = open_pairs(f"{tmp_path}/{{train,val,test}}-0.tar", transform=ImageTransform(16), cache=tmp_path)
     assert {name: split.captions() for name, split in pairs.splits.items()} == {
         "train": [f"caption {row}" for row in range(8)],
         "validation": ["caption 8", "caption 9"],
