@@ -42,7 +42,7 @@ def test_a_file_of_options(tmp_path):
 
 def test_bad_input_is_one_line(tmp_path):
     for words, message in (
-        (("train", "icon"), "data='icon' is neither the name of pairs (icons) nor an existing path"),
+        (("train", "icon"), "nor an existing path"),
         (("train", "icons", "--head", "het"), "head must be one of det, het-xl"),
         (("train", "icons", "--steps", 3, "--epochs", 2), "--steps and --epochs exclude each other"),
         (("train", "icons", "--config", tmp_path / "no.toml"), "no such file"),
