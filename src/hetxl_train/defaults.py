@@ -1,14 +1,14 @@
 """Options that depend on what is trained: one rule for the command, comparisons, searches and studies."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hetxl._seeds import derive_seed
-from hetxl.optim import DEFAULTS, PRIOR, PRIORS, Flips, choose_prior, estimate_flips
+from hetxl.optim import DEFAULTS, PRIOR, choose_scaling, estimate_flips, prior_steps
 from hetxl.registry import head_entry
 from hetxl_train.backbones import trained_part
 from hetxl_train.config import TrainConfig
@@ -22,9 +22,6 @@ MEASURED_ROWS = 100_000
 PRIOR_ROWS, PRIOR_HELD_OUT, PRIOR_ENTRIES = 20_000, 5_000, 2**26
 """Rows that the prior is chosen on, rows that it is judged by, and entries of their rows of labels (sigmoid), or of the
 logits of a batch."""
-PRIOR_STEPS, SMALL_HEAD = 200, 2**20
-"""Steps for each of the priors, and the weights up to which they may take half as many as the run together, without
-noise; those of larger heads take a tenth. Runs of a few steps take `PRIOR`."""
 
 
 def with_defaults(config: TrainConfig, spec: InputSpec) -> TrainConfig:
@@ -66,49 +63,66 @@ def measure_features(model: Model, split: Split) -> None:
         model.backbone.standardize.measure(batches)
 
 
-@torch.no_grad()
-def prior_of(
-    config: TrainConfig, model: Model, splits: dict[str, Split], num_classes: int, link: str, steps: int
-) -> Flips:
-    """Return the prior variance of the logits that is best on held-out rows, for features as the head gets them.
+class Fitted(NamedTuple):
+    """What a head alone is trained with, as held-out rows decide."""
 
-    With it comes the share of the labels that are flipped, as the configuration has it, or else estimated on training
-    rows: labels of the validation split may be better.
+    prior: float  # variance of the logits
+    flip_rate: float  # ε
+    deviation: float | None = None  # that all features are divided by; None for each its own
+
+
+@torch.no_grad()
+def fitted_defaults(
+    config: TrainConfig,
+    model: Model,
+    splits: dict[str, Split],
+    num_classes: int,
+    link: str,
+    steps: int,
+    *,
+    measured: bool = True,
+) -> Fitted:
+    """Return the prior variance of the logits that is best on held-out rows, and one deviation if that is better.
+
+    With them comes the share of the labels that are flipped, as the configuration has it, or else estimated on training
+    rows: labels of the validation split may be better. Features whose scale was not `measured` here keep it.
     """
-    small = num_classes * model.head.in_features <= SMALL_HEAD
-    each = min(PRIOR_STEPS, steps // ((2 if small else 10) * len(PRIORS)))
+    each = prior_steps(steps, num_classes * model.head.in_features)
     limit = PRIOR_ROWS if link == "softmax" else min(PRIOR_ROWS, max(1, PRIOR_ENTRIES // num_classes))
     train, held_out = splits["train"], splits.get("validation", splits["train"])
     rows, judges = spread_rows(len(train), limit), spread_rows(len(held_out), min(limit, PRIOR_HELD_OUT))
     if held_out is train:
         judges, rows = rows[::10], np.delete(rows, np.s_[::10])
     too_large = config.batch_size * num_classes > PRIOR_ENTRIES  # all logits of a batch would be in memory at once
-    if each < 10 or too_large or not len(rows) or not len(judges):
-        return Flips(config.flip_rate or 0.0, config.prior or PRIOR)
-    device, standardize = model.device, model.head.standardize or nn.Identity()
+    if not each or too_large or not len(rows) or not len(judges):
+        return Fitted(config.prior or PRIOR, config.flip_rate or 0.0)
+    device, standardize = model.device, model.head.standardize
     fetched = [(split, split.fetch(chosen)) for split, chosen in ((train, rows), (held_out, judges))]
     pairs = [
         (
-            standardize(model.backbone(batch.inputs.to(device))),
+            (standardize or nn.Identity())(model.backbone(batch.inputs.to(device))),
             _dense(split.labels, batch.rows, num_classes, link).to(device),
         )
         for split, batch in fetched
     ]
     options: dict[str, Any] = {"steps": each, "batch_size": config.batch_size, "seed": derive_seed(config.seed, 17)}
     with torch.enable_grad():
-        prior = config.prior
+        prior, common = config.prior, None
         if prior is None:
-            losses = choose_prior(
-                *pairs[0], *pairs[1], num_classes, link=link, flip_rate=config.flip_rate or 0.0, **options
+            deviation = standardize.deviation if standardize is not None and measured else None
+            rate = config.flip_rate or 0.0
+            prior, common = choose_scaling(
+                deviation, *pairs[0], *pairs[1], num_classes, link=link, flip_rate=rate, **options
             )
-            prior = min(losses, key=losses.__getitem__)
+            if deviation is not None and common is not None:
+                pairs = [(features * (deviation / common), targets) for features, targets in pairs]
         # ε goes with class ids, which smoothing and mixing replace, and with a τ that the same loss trains.
         soft = config.label_smoothing or config.mixup or config.cutmix or config.temperature_method != "train"
         if config.flip_rate is not None or link != "softmax" or soft:
-            return Flips(config.flip_rate or 0.0, prior)
+            return Fitted(prior, config.flip_rate or 0.0, common)
         own, judged = (pairs[0], pairs[1]) if held_out is train else _divided(*pairs[0])
         flips = estimate_flips(*own, *judged, num_classes, prior=prior, **options)
-    return flips if config.prior is None else flips._replace(prior=config.prior)
+    return Fitted(flips.prior if config.prior is None else config.prior, flips.rate, common)
 
 
 def _divided(features: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,5 +1,6 @@
 """The learning rate over the steps, and which parameters decay."""
 
+import math
 import sys
 
 import numpy as np
@@ -12,9 +13,11 @@ from hetxl.optim import (
     NOISE_PRIOR,
     PRIORS,
     Recipe,
+    Scaling,
     add_prior,
     build_optimizer,
     choose_prior,
+    choose_scaling,
     learning_rate_at,
     noise_free_steps,
     parameter_groups,
@@ -248,3 +251,23 @@ def test_the_inverse_square_root_schedule():
     assert max(rates) == rates[3] == 1.0
     assert rates[15] == pytest.approx(0.5)
     assert rates[63] == pytest.approx(0.25)
+
+
+def test_small_directions_keep_their_size_where_that_suits_held_out_rows():
+    generator = torch.Generator().manual_seed(0)
+    deviation = torch.cat([torch.full((3,), 10.0), torch.full((27,), 0.5)])
+    features = torch.randn(400, 30, generator=generator)  # standardised: the raw ones have the deviations
+    means = torch.randn(4, 30, generator=generator)
+    rows = features[:300], features[300:]
+
+    def scaling_for(columns: slice, deviation: torch.Tensor | None) -> Scaling:
+        logits = (features * 2)[:, columns] @ means[:, columns].T
+        labels = torch.distributions.Categorical(logits=logits).sample()
+        return choose_scaling(deviation, rows[0], labels[:300], rows[1], labels[300:], 4, steps=50)
+
+    torch.manual_seed(0)
+    common = scaling_for(slice(3), deviation).common  # the classes differ in the large directions
+    assert common == pytest.approx(math.sqrt((3 * 100 + 27 * 0.25) / 30))
+    assert scaling_for(slice(3, None), deviation).common is None
+    assert scaling_for(slice(3), None).common is None
+    assert scaling_for(slice(3), torch.full((30,), 10.0)).common is None

@@ -1,6 +1,7 @@
 """Defaults by what is trained: the scale of features, the prior, the start of the bias, noise that is taken back."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_the_prior_is_chosen_once_and_stored(tmp_path):
     given_prior = train(small(tmp_path / "same", steps=150, learning_rate=0.05, prior=prior), console=QUIET)
     for name, value in load_run(run.path).model.state_dict().items():
         assert torch.equal(value, load_run(given_prior.path).model.state_dict()[name])
+
+
+def test_features_keep_their_proportions_where_that_suits_validation_rows(tmp_path):
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(600, 30)) * np.repeat([10.0, 0.5], [3, 27])
+    labels = (features[:, :3] @ generator.normal(size=(3, 4)) / 5 + generator.gumbel(size=(600, 4))).argmax(1)
+    np.savez(tmp_path / "rows.npz", features=features.astype("float32"), labels=labels)
+    data = str(tmp_path / "rows.npz")
+    run = train(small(tmp_path / "run", data=data, steps=200, learning_rate=0.05), console=QUIET)
+    stored = json.loads((run.path / "model.json").read_text())["deviation"]
+    deviation = load_run(run.path).model.head.standardize.deviation
+    assert stored == pytest.approx(np.sqrt((3 * 100 + 27 * 0.25) / 30), rel=0.1)
+    torch.testing.assert_close(deviation, torch.full((30,), stored))
+    # A run that goes on from its directory, without a checkpoint yet, takes what was chosen.
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "checkpoints")
+    again = train(small(tmp_path / "run", data=data, steps=200, learning_rate=0.05), console=QUIET)
+    torch.testing.assert_close(load_run(again.path).model.head.standardize.deviation, deviation)
 
 
 def test_noise_that_makes_validation_worse_is_taken_back(tmp_path):

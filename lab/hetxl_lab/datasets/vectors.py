@@ -23,7 +23,7 @@ from hetxl_lab.build.packages import debian_package
 PACKAGE, IMAGES = "dataset-fashion-mnist", 28 * 28
 COMPONENTS = 64
 TRAIN_ROWS, TEST_ROWS = 8_000, 4_000  # at most
-NOISES = ("none", "twins", "symmetric")
+NOISES = ("none", "twins", "next", "symmetric")
 
 
 class Vectors(NamedTuple):
@@ -47,7 +47,7 @@ def load_vectors(name: str, *, seed: int = 0, cache: Path | None = None) -> Vect
 
 
 def with_wrong_labels(vectors: Vectors, noise: str, rate: float, seed: int = 0) -> Vectors:
-    """Return the same with a share of the training labels wrong: the twin class, or any other class alike.
+    """Return the same with a share of the training labels wrong: the twin class, the next class, or any other alike.
 
     The twin of a class is the one whose mean is nearest among those that have none yet, so that twins come in pairs.
     """
@@ -58,6 +58,8 @@ def with_wrong_labels(vectors: Vectors, noise: str, rate: float, seed: int = 0) 
     chosen = generator.random(len(labels)) < rate
     if noise == "twins":
         labels[chosen] = twins_of(vectors)[labels[chosen]]
+    elif noise == "next":
+        labels[chosen] = (labels[chosen] + 1) % classes
     else:
         labels[chosen] = (labels[chosen] + generator.integers(1, classes, chosen.sum())) % classes
     return vectors._replace(labels=labels)

@@ -22,13 +22,21 @@ from hetxl.functional.targets import Targets, TargetsLike
 from hetxl.integrations.convert.locate import find_head
 from hetxl.metrics import Records, RecordsBuilder, calibration_error
 from hetxl.nn import Head, Prediction
+from hetxl.nn.classifier import is_plain_linear
 from hetxl.optim import (
     DEFAULTS,
+    PRIOR,
+    Penalty,
     Recipe,
+    Scaling,
+    add_prior,
     build_optimizer,
+    choose_scaling,
     learning_rate_at,
     noise_free_steps,
     parameter_groups,
+    prior_penalties,
+    prior_steps,
     set_learning_rate,
 )
 
@@ -108,8 +116,9 @@ def draws(device: torch.device, number: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(number)
 
 
-MEASURED_BATCHES = 100
-"""Training batches that a head's features are measured on."""
+MEASURED_BATCHES, LEAST_ROWS = 100, 20
+"""Training batches that a head's features are measured on and its prior is chosen on, and rows below which it is
+`PRIOR`."""
 
 _MEANS = ("nll", "precision@1", "precision@5")
 
@@ -127,7 +136,9 @@ class HetXLModule(pl.LightningModule):
         head: one of hetxl's, over K classes.
         learning_rate: peak of AdamW's; None for 0.02 if only the head has parameters to train, and 0.002 with a network
             (a published one that is fine-tuned needs less, such as 1e-4).
-        weight_decay: of matrices; none on τ, biases and norms.
+        weight_decay: of matrices; none on τ, biases and norms. None for 0.01 with a network, and for a head alone a
+            Gaussian prior that rows held out of the first training batches choose, as `hetxl train` does it. A head
+            that standardises its features then divides all by one deviation if that suits those rows better.
         temperature_learning_rate: of a learned τ, as a multiple.
         noise_learning_rate: of the covariance, as a multiple; None for 0.3 of a head alone, and 1 with a network.
         noise_start: share of the steps that train without noise first; None for 0.3 of a head alone, 0 with a network.
@@ -144,7 +155,7 @@ class HetXLModule(pl.LightningModule):
         head: Head,
         *,
         learning_rate: float | None = None,
-        weight_decay: float = 0.01,
+        weight_decay: float | None = None,
         temperature_learning_rate: float = 0.1,
         noise_learning_rate: float | None = None,
         noise_start: float | None = None,
@@ -159,9 +170,13 @@ class HetXLModule(pl.LightningModule):
         alone = not any(parameter.requires_grad for parameter in backbone.parameters())
         rule = DEFAULTS["head" if alone else "network"]
         start = 0.0 if head.covariance is None else rule.noise_start if noise_start is None else noise_start
+        self.has_prior = alone and weight_decay is None and is_plain_linear(head.classifier)
+        self.prior: float | None = None
+        self.penalties: list[Penalty] = []
+        decay = 0.0 if self.has_prior else 0.01 if weight_decay is None else weight_decay
         self.recipe = Recipe(
             learning_rate=rule.learning_rate if learning_rate is None else learning_rate,
-            weight_decay=weight_decay,
+            weight_decay=decay,
             temperature_learning_rate=temperature_learning_rate,
             noise_learning_rate=rule.noise_learning_rate if noise_learning_rate is None else noise_learning_rate,
             noise_start=start,
@@ -246,15 +261,66 @@ class HetXLModule(pl.LightningModule):
         return int(steps) if 0 < steps < math.inf else 0
 
     def on_fit_start(self) -> None:
-        """Measure the features of a head that standardises them, on training batches, unless that was done."""
+        """Measure the features of a head that standardises them, unless that was done, and choose the prior of one that
+        has it, on training batches."""
         standardize = self.head.standardize
-        if standardize is None or (standardize.mean.any() or (standardize.deviation != 1).any()):
+        measured = standardize is None or bool(standardize.mean.any() or (standardize.deviation != 1).any())
+        if measured and not self.has_prior:
             return
         self.trainer.fit_loop.setup_data()
         loader: Any = self.trainer.train_dataloader
-        batches = itertools.islice(loader, MEASURED_BATCHES)
         with torch.no_grad():
-            standardize.measure(self.backbone(inputs.to(self.device)).flatten(0, -2) for inputs, _ in batches)
+            batches = [
+                (self.backbone(inputs.to(self.device)).flatten(0, -2), targets)
+                for inputs, targets in itertools.islice(loader, MEASURED_BATCHES)
+            ]
+        if standardize is not None and not measured:
+            standardize.measure(features for features, _ in batches)
+        if self.has_prior:
+            self._set_prior(batches, loader, None if measured or standardize is None else standardize.deviation)
+
+    def _set_prior(self, batches: list[tuple[Tensor, Any]], loader: Any, deviation: Tensor | None) -> None:
+        """Choose the prior of the head and the scale of its features; every tenth row judges them."""
+        head, features = self.head, torch.cat([features for features, _ in batches]).float()
+        if self.prior is None:
+            chosen = self._choose_scaling(features, [targets for _, targets in batches], deviation)
+            # All processes take what the first one has chosen.
+            self.prior, common = self.trainer.strategy.broadcast(chosen)
+            if common is not None and head.standardize is not None:
+                head.standardize.share(common)
+        data: Any = getattr(loader, "dataset", None)
+        rows = len(data) if hasattr(data, "__len__") else len(features)
+        self.penalties = prior_penalties(head, self.prior, float(rows))
+
+    def _choose_scaling(self, features: Tensor, targets: list[Any], deviation: Tensor | None) -> Scaling:
+        head = self.head
+        steps = prior_steps(self._steps(), head.num_classes * head.in_features)
+        ids = all(isinstance(part, Tensor) and not part.is_floating_point() for part in targets)
+        if not steps or not ids or head.link != "softmax" or len(features) < LEAST_ROWS:
+            return Scaling(PRIOR, None)
+        labels = torch.cat([part.flatten() for part in targets]).to(features.device)
+        features, labels = features[labels >= 0], labels[labels >= 0]
+        with torch.no_grad():
+            features = features if head.standardize is None else head.standardize(features)
+        judging = torch.arange(len(labels), device=labels.device) % 10 == 0
+        rows = (features[~judging], labels[~judging], features[judging], labels[judging])
+        size = len(features) // len(targets)
+        with torch.enable_grad():
+            return choose_scaling(deviation, *rows, head.num_classes, steps=steps, batch_size=size)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Add the gradient of the prior."""
+        if self.penalties:
+            silent = self.recipe.noise_start and self.global_step < noise_free_steps(self._steps(), self.recipe)
+            add_prior(self.penalties, noise=not silent)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the prior that was chosen: a fit that is resumed takes the same."""
+        checkpoint["hetxl_prior"] = self.prior
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the prior of the fit that is resumed."""
+        self.prior = checkpoint.get("hetxl_prior")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Add a batch to the validation metrics."""

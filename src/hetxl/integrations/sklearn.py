@@ -32,7 +32,7 @@ from hetxl.optim import (
     Recipe,
     add_prior,
     build_optimizer,
-    choose_prior,
+    choose_scaling,
     estimate_flips,
     learning_rate_at,
     noise_free_steps,
@@ -257,7 +257,8 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         early_stopping: watch the loss of rows held out of training, not the training loss, and keep the weights that
             were best there.
         validation_fraction: share of the rows held out.
-        standardize: bring features to mean 0 and variance 1; `partial_fit` keeps running moments.
+        standardize: bring features to mean 0 and variance 1, or without hidden layers to a variance of 1 on average,
+            if that suits the held-out rows better; `partial_fit` keeps running moments.
         class_weight: None, "balanced", or a dict from label to weight.
         warm_start: let `fit` continue from the last fit.
         random_state: of initial weights, order of rows and noise.
@@ -497,6 +498,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         wide = X.dtype == np.float64 and torch.device(self.device).type != "mps"  # which has no float64
         self.network_ = network.to(self.device, torch.float64 if wide else torch.float32)
         self.prior_: float | None = None
+        self._common_scale = False  # whether all features are divided by one deviation
         self.flip_rate_ = head.flip_rate
         rule, decay = self._defaults, self.weight_decay
         recipe = Recipe(
@@ -537,8 +539,16 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed}
             training, judging = (parts[0], parts[1]), (parts[2], parts[3])
             classes, head = len(self.classes_), self.network_.head
-            losses = choose_prior(*training, *judging, classes, link=link, flip_rate=head.flip_rate, **options)
-            prior = min(losses, key=losses.__getitem__)
+            # What goes on from an earlier fit keeps the scale of its features.
+            deviation = self.network_.scale if self.standardize and self.prior_ is None else None
+            prior, common = choose_scaling(
+                deviation, *training, *judging, classes, link=link, flip_rate=head.flip_rate, **options
+            )
+            if deviation is not None and common is not None:
+                factor = deviation / common
+                training, judging = (parts[0] * factor, parts[1]), (parts[2] * factor, parts[3])
+                self._common_scale = True
+                self._set_scale()
             if self.flip_rate is None and link == "softmax":
                 head.flip_rate, prior = estimate_flips(*training, *judging, classes, prior=prior, **options)
         self.prior_, self.flip_rate_ = prior, self.network_.head.flip_rate
@@ -579,7 +589,13 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         for block in np.array_split(rows, math.ceil(len(rows) / BLOCK)):
             self._scaler.partial_fit(examples.X[block], sample_weight=examples.weight[block])
         self.network_.mean.copy_(torch.as_tensor(self._scaler.mean_))
-        self.network_.scale.copy_(torch.as_tensor(self._scaler.scale_))
+        self._set_scale()
+
+    def _set_scale(self) -> None:
+        """Divide features by their deviations, or by the root mean square of all: of those that vary."""
+        variance = np.asarray(self._scaler.var_)
+        common = np.sqrt(variance[variance > 0].mean()) if self._common_scale and variance.any() else None
+        self.network_.scale.copy_(torch.as_tensor(self._scaler.scale_ if common is None else common))
 
     def _forget_scales(self) -> None:
         """What is trained is trained as it was before `rescale`."""

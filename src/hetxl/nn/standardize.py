@@ -52,6 +52,11 @@ class Standardize(nn.Module):
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.masked_fill(constant, 1.0))
 
+    @torch.no_grad()
+    def share(self, deviation: float) -> None:
+        """Divide all features by one deviation, so that their variances keep their proportions."""
+        self.deviation.fill_(deviation)
+
     def extra_repr(self) -> str:
         """D, as shown when the module is printed."""
         return f"{self.features}"

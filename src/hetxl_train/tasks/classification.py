@@ -28,7 +28,7 @@ from hetxl_train.data.dataset import Dataset, Fetched, Split
 from hetxl_train.data.fingerprint import fingerprint
 from hetxl_train.data.label_noise import NoisySplit
 from hetxl_train.data.open import open_data
-from hetxl_train.defaults import has_prior, measure_features, prior_of, with_defaults
+from hetxl_train.defaults import Fitted, fitted_defaults, has_prior, measure_features, with_defaults
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
 from hetxl_train.evaluate import Evaluation, evaluate_split
@@ -101,7 +101,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             raise ValueError(
                 "data_parallel = fsdp is for a network that is trained; with a head alone use data_parallel = ddp"
             )
-        self.prior, self.flip_rate = self._start(prior)
+        self.fitted = self._start(prior)
         self.order = Order(len(self.split), derive_seed(config.seed, 12))
         parts = config.accumulate * world.replicas.processes
         self.examples = config.batch_size - held_out_examples(config, parts) * parts
@@ -111,8 +111,8 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.noise_kept = True  # False once validation rows have decided against the noise
         self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
 
-    def _start(self, has_prior: bool) -> tuple[float | None, float]:
-        """Measure the features, start the bias of the sigmoid link, and return the prior of the head and its ε.
+    def _start(self, has_prior: bool) -> Fitted | None:
+        """Measure the features, start the bias of the sigmoid link, and set the prior of the head and its ε, if any.
 
         A classifier that was trained already has its bias, and its features their scale.
         """
@@ -122,20 +122,25 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         if self.link == "sigmoid" and config.bias_init is None and bias is not None and not trained:
             classes = getattr(head.classifier, "classes", range(len(self.counts)))  # that are here
             start_bias(local(bias), torch.as_tensor(self.counts)[classes.start : classes.stop], len(self.split))
-        if start is None or (head.standardize is not None and not trained):
+        measured = start is None or (head.standardize is not None and not trained)
+        if measured:
             measure_features(self.model, self.split)
         if not has_prior:
-            return None, head.flip_rate
+            return None
         stored = self.directory / "model.json"
         before = read_json(stored, dict) if stored.exists() else {}
         if before.get("prior") is None:
             sizes = (self.dataset.num_classes, self.link, self.steps)
-            rate, prior = self.world.on_main(lambda: prior_of(config, self.model, self.splits, *sizes))
+            fitted = self.world.on_main(
+                lambda: fitted_defaults(config, self.model, self.splits, *sizes, measured=measured)
+            )
         else:
-            rate, prior = before.get("flip_rate", 0.0), before["prior"]
-        head.flip_rate = rate
-        self.penalties = prior_penalties(head, prior, len(self.split))
-        return prior, rate
+            fitted = Fitted(before["prior"], before.get("flip_rate", 0.0), before.get("deviation"))
+        if fitted.deviation is not None and head.standardize is not None:
+            head.standardize.share(fitted.deviation)
+        head.flip_rate = fitted.flip_rate
+        self.penalties = prior_penalties(head, fitted.prior, len(self.split))
+        return fitted
 
     open = staticmethod(open_data)
 
@@ -304,8 +309,9 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             "input": dataclasses.asdict(self.dataset.input),
             "link": self.link,
             "temperature": self.config.temperature,
-            "prior": self.prior,
-            "flip_rate": self.flip_rate,
+            "prior": None if self.fitted is None else self.fitted.prior,
+            "flip_rate": self.model.head.flip_rate if self.fitted is None else self.fitted.flip_rate,
+            "deviation": None if self.fitted is None else self.fitted.deviation,
             "answers": answers_of(self.whole),
             "dataset": self.dataset.name,
             "class_names": list(self.dataset.class_names),

@@ -16,6 +16,7 @@ from hetxl import DetHead, HetXLHead, LearnedTemperature
 from hetxl.functional import LabelLists
 from hetxl.integrations.lightning import HeadMonitor, HetXLModule
 from hetxl.metrics import summarise
+from hetxl.optim import PRIORS, prior_penalties
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.synthetic import FeatureSplit
 from hetxl_train.distributed import destroy_process_group
@@ -62,6 +63,27 @@ def test_a_head_alone_has_its_own_defaults(tmp_path):
     run.fit(alone, loader(1000 * rows + 50, labels), loader(1000 * rows + 50, labels))
     torch.testing.assert_close(alone.head.standardize.mean, (1000 * rows + 50).mean(0), rtol=1e-4, atol=1e-2)
     assert logged(run)["train_loss"] < 1.2
+
+
+def test_the_prior_of_a_head_alone_is_chosen_once(tmp_path):
+    rows, _ = examples(200)
+    scale = torch.tensor([10.0] * 2 + [0.3] * (D - 2))
+    data = loader(rows * scale, (3 * rows[:, :2] @ torch.randn(2, K)).argmax(1))  # by the large directions
+    torch.manual_seed(0)
+    alone = HetXLModule(nn.Identity(), HetXLHead(D, K, rank=2, train_samples=4, standardize=True))
+    run = trainer(tmp_path, max_epochs=20)
+    run.fit(alone, data, data)
+    assert alone.prior in PRIORS
+    strengths = {penalty.strength for penalty in prior_penalties(alone.head, alone.prior, 200)}
+    assert {penalty.strength for penalty in alone.penalties} == strengths
+    assert len(alone.head.standardize.deviation.unique()) == 1  # their proportions are kept
+    run.save_checkpoint(tmp_path / "half.ckpt")
+    again = HetXLModule(nn.Identity(), HetXLHead(D, K, rank=2, train_samples=4, standardize=True))
+    other = loader(rows * scale, torch.randint(K, (200,)))
+    trainer(tmp_path, max_epochs=21).fit(again, other, other, ckpt_path=tmp_path / "half.ckpt")
+    assert again.prior == alone.prior
+    assert HetXLModule(nn.Identity(), DetHead(D, K), weight_decay=0.1).recipe.weight_decay == 0.1
+    assert not HetXLModule(nn.Identity(), DetHead(D, K), weight_decay=0.1).has_prior
 
 
 def test_the_first_steps_of_a_head_alone_have_no_noise(tmp_path):

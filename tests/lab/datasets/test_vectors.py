@@ -25,7 +25,7 @@ def test_twins_come_in_pairs(digits):
     assert (twins != np.arange(10)).all()
 
 
-@pytest.mark.parametrize("noise", ["twins", "symmetric"])
+@pytest.mark.parametrize("noise", ["twins", "next", "symmetric"])
 def test_a_share_of_the_training_labels_is_wrong(digits, noise):
     noisy = with_wrong_labels(digits, noise, 0.3, seed=2)
     wrong = noisy.labels != digits.labels
@@ -33,6 +33,8 @@ def test_a_share_of_the_training_labels_is_wrong(digits, noise):
     assert noisy.test_labels is digits.test_labels
     if noise == "twins":
         assert np.array_equal(noisy.labels[wrong], twins_of(digits)[digits.labels[wrong]])
+    elif noise == "next":
+        assert np.array_equal(noisy.labels[wrong], (digits.labels[wrong] + 1) % 10)
     else:
         assert len(set(zip(digits.labels[wrong], noisy.labels[wrong], strict=True))) > 80
 

@@ -39,7 +39,7 @@ def test_benchmarks_have_the_options_that_make_them_fast_alone(tmp_path):
     assert (config.learning_rate, config.weight_decay) == (None, None)
     assert config.steps == preset_for("pycode")["steps"]
     assert (config.label_noise, config.label_noise_rate) == ("confusable", 0.3)
-    assert len(SETTINGS["full"]) == 18
+    assert len(SETTINGS["full"]) == 19
     assert set(GRID["full"]) <= set(SETTINGS["full"])
 
 
