@@ -221,7 +221,7 @@ def summary(result: AuditResult, pairs: int = 20) -> dict[str, Any]:
             {"class": names[k], "labels": int(labels[k]), "suspects": int(suspects[k])} for k in order if suspects[k]
         ],
         "pairs": [
-            {"label": names[label], "suggestion": names[other], "suspects": count}
+            {"label": names[label], "suggestion": names[other], "labels": int(labels[label]), "suspects": count}
             for label, other, count in audit.pair_errors(pairs)
         ],
     }

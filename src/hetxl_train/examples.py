@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from hetxl.metrics.records import Records
 from hetxl_train.data.dataset import Shown, Split
 from hetxl_train.data.image_files import read_image
 
+CONFUSED_ROWS = 50
+"""Rows that are listed behind a number of confusions, at most."""
 THUMBNAIL = 96
 """Pixels of the longer side of an image."""
 
@@ -41,6 +43,34 @@ def extreme_examples(
     return {
         name: [_entry(records, int(index), split, class_names) for index in order[:k]] for name, order in orders.items()
     }
+
+
+def confused_examples(
+    records: Records, split: Split, class_names: Sequence[str], pairs: Sequence[Mapping[str, Any]], k: int = 4
+) -> list[dict[str, Any]]:
+    """Return for pairs of classes the errors that took one for the other, the most confident first, ready for JSON.
+
+    Args:
+        pairs: of `ConfusionCounter.pairs`, with the names of classes.
+        k: of each pair, how many examples to show.
+
+    Returns:
+        A dict for each pair with errors: "first", "second", "rows" of at most `CONFUSED_ROWS` and "examples", as of
+        `extreme_examples`.
+    """
+    ids = {name: number for number, name in enumerate(class_names)}
+    wrong = np.flatnonzero(~records.hit & (records.label >= 0))
+    wrong = wrong[np.argsort(records.log_prob[wrong], kind="stable")]
+    classes = np.sort(np.stack((records.label[wrong], records.top_ids[wrong, 0])), axis=0)
+    entries = []
+    for pair in pairs:
+        both = sorted((ids[pair["first"]], ids[pair["second"]]))
+        own = wrong[(classes == np.array(both)[:, None]).all(0)]
+        if len(own):
+            rows = [int(row) for row in records.rows[own[:CONFUSED_ROWS]]]
+            shown = [_entry(records, int(index), split, class_names) for index in own[:k]]
+            entries.append({"first": pair["first"], "second": pair["second"], "rows": rows, "examples": shown})
+    return entries
 
 
 def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:

@@ -18,7 +18,7 @@ from hetxl_train.model import Model, build_model
 from hetxl_train.rescale import held_out_features, open_finished, rows_to_fit, write_derived
 from hetxl_train.runs import Run, check_single, load_run, open_run
 
-LABEL = "HET-XL, noise-only"
+LABEL, FLIPS_LABEL = "HET-XL, noise-only", "DET, noise-only"
 MAX_ENTRIES = 2**28
 """Labels of several for each row, n × K, that are in memory at once."""
 
@@ -27,7 +27,7 @@ def add_noise_to_run(
     start: str | Path, *, data: str | None = None, out: str | None = None, seed: int = 0, device: str = "auto",
     console: Console | None = None,
 ) -> Run[TrainConfig]:  # fmt: skip
-    """Learn noise and τ for a finished DET, and write a new run; its weights stay as they are.
+    """Learn noise, τ and ε for a finished DET, and write a new run; its weights stay as they are.
 
     Args:
         start: directory of the run.
@@ -48,20 +48,23 @@ def add_noise_to_run(
     features, targets = held_out_features(trained, rows_to_fit(trained, dataset, data))
     fit = fit_noise(head, torch.cat(features), _dense(targets, head.num_classes), seed=derive_seed(seed, 25))
     console.say(f"Noise for {run.path.name}: {fit.describe()}")
-    if not fit.has_noise:
+    if not fit.helps:
         hint = f"; hetxl rescale {run.path} fits τ alone" if fit.choice == "temperature" else ""
         console.say(f"Noise does not help: {run.path} stays as it is{hint}")
         return run
     config = dataclasses.replace(
-        run.config, out=str(directory), head="het-xl", rank=NOISE_RANK, covariance="efficient", residual="rank1",
-        temperature=str(fit.temperature), temperature_method="train", temperature_held_out=0.0,
+        run.config, out=str(directory), temperature=str(fit.temperature), temperature_method="train",
+        temperature_held_out=0.0, flip_rate=fit.flip_rate,
     )  # fmt: skip
+    label = LABEL if fit.has_noise else FLIPS_LABEL
+    if fit.has_noise:
+        config = dataclasses.replace(config, head="het-xl", rank=NOISE_RANK, covariance="efficient", residual="rank1")
     built = with_defaults(dataclasses.replace(config, pretrained=False), dataset.input)
     noisy = build_model(built, dataset.input, head.num_classes, trained.link).head.to(trained.model.device)
     noisy.load_state_dict(head.state_dict(), strict=False)  # the classifier, and what standardises its features
     fit.apply(noisy)
-    scored = write_derived(run, config, Model(trained.model.backbone, noisy.eval()), dataset, LABEL, fitted_to=data)
-    console.say(f"{LABEL}: {scored}, in {directory}")
+    scored = write_derived(run, config, Model(trained.model.backbone, noisy.eval()), dataset, label, fitted_to=data)
+    console.say(f"{label}: {scored}, in {directory}")
     return open_run(directory)
 
 

@@ -217,6 +217,12 @@ def test_decisions_survive_a_reload_of_the_page(arrays: tuple[Path, np.ndarray])
         assert lines[0] == "row,label,suggestion,decision"
         assert [line.rpartition(",")[2] for line in lines[1:]] == ["correct", "keep"]
         # A filter hides the other pairs.
-        again.evaluate("pairs.selectedIndex = 1; pairs.dispatchEvent(new Event('change'))")
-        shown = again.evaluate("new Set(cards.filter((card) => !card.hidden).map(pairOf)).size")
-        assert shown == 1
+        again.evaluate("filters.pair.selectedIndex = 1; filters.pair.dispatchEvent(new Event('change'))")
+        shown = "new Set(cards.filter((card) => !card.hidden).map(names.pair)).size"
+        assert again.evaluate(shown) == 1
+        # A number of the tables leads to its suspects.
+        for section, suspects in (("pairs", 3), ("classes", 2)):
+            row = f"document.querySelector('#{section} tbody tr')"
+            again.evaluate(f"{row}.click()")
+            visible = again.evaluate("cards.filter((card) => !card.hidden).length")
+            assert visible == int(again.evaluate(f"{row}.cells[{suspects}].textContent"))

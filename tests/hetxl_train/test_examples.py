@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hetxl_train.data.dataset import Shown
-from hetxl_train.examples import embedded, extreme_examples, thumbnail
+from hetxl_train.examples import confused_examples, embedded, extreme_examples, thumbnail
 from support.records import ArraySplit, with_confidence
 
 NAMES = ["<script>", "dog"]
@@ -44,6 +44,15 @@ def test_examples_are_ordered_by_certainty_and_error():
     assert set(examples) == {"most_certain", "least_certain", "most_wrong"}
     assert len(extreme_examples(*case(), NAMES)["most_wrong"]) == 3
     json.dumps(examples, allow_nan=False)
+
+
+def test_confusions_list_their_rows_by_confidence():
+    records, split = case()
+    pairs = [{"first": "dog", "second": "<script>", "confused": 3}]
+    (entry,) = confused_examples(records, split, NAMES, pairs, k=1)
+    assert entry["rows"] == [12, 11, 15]
+    assert [example["row"] for example in entry["examples"]] == [12]
+    assert confused_examples(records, split, [*NAMES, "cat"], [{"first": "dog", "second": "cat"}]) == []
 
 
 def test_entry_has_all_fields():

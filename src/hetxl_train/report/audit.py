@@ -17,6 +17,7 @@ from hetxl_train.report.tables import as_html, text_table
 SHOWN = 1000
 """Suspects on the page; audit.csv has all."""
 TEXT = 600  # longer texts are cut
+RATES = ("labels", "suspects", "share")
 
 
 def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, Any], split: Split, path: Path) -> Path:
@@ -29,12 +30,8 @@ def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, 
     """
     entries = [_card(entry, split.show(entry["row"])) for entry in itertools.islice(suspects, SHOWN)]
     share = about["suspects"] / max(1, about["audited"])
-    pairs = [(pair["label"], pair["suggestion"], form.count(pair["suspects"])) for pair in about["pairs"]]
-    classes = [
-        (entry["class"], form.count(entry["labels"]), form.count(entry["suspects"]),
-         form.percent(entry["suspects"] / entry["labels"]))
-        for entry in about["classes"]
-    ]  # fmt: skip
+    pairs = [(pair["label"], pair["suggestion"], *_rates(pair)) for pair in about["pairs"]]
+    classes = [(entry["class"], *_rates(entry)) for entry in about["classes"]]
     text = render(
         "audit.html",
         title=f"Audit of {form.count(about['audited'])} labels",
@@ -42,10 +39,15 @@ def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, 
         entries=entries,
         **read_script("audit.js"),
         ident=hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16],
-        pairs=as_html(text_table("Pairs", ("label", "suggestion", "suspects"), pairs)) if pairs else None,
-        classes=as_html(text_table("Classes", ("class", "labels", "suspects", "share"), classes)) if classes else None,
+        pairs=as_html(text_table("Pairs", ("label", "suggestion", *RATES), pairs)) if pairs else None,
+        classes=as_html(text_table("Classes", ("class", *RATES), classes)) if classes else None,
     )
     return write_page(path, text)
+
+
+def _rates(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the labels of a class, the suspects among them, and their share."""
+    return form.count(entry["labels"]), form.count(entry["suspects"]), form.percent(entry["suspects"] / entry["labels"])
 
 
 def _card(entry: Mapping[str, Any], shown: Shown) -> dict[str, Any]:

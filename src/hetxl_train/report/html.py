@@ -1,5 +1,6 @@
 """Write the report: one HTML file with everything that some runs have to say."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -257,7 +258,7 @@ def confusions(groups: Sequence[Group], order: Sequence[str]) -> list[tuple[str,
     """Return by label the pairs of classes whose noise is most correlated, with the confusions between them."""
     firsts = first_runs(groups, order, lambda run: any(map(_correlated, run.confusions)))
     return [
-        (name, label, [_pair(pair) for pair in run.confusions if _correlated(pair)][:PAIRS])
+        (name, label, [_pair(pair, run) for pair in run.confusions if _correlated(pair)][:PAIRS])
         for label, name, run in firsts
     ]
 
@@ -266,9 +267,16 @@ def _correlated(pair: Mapping[str, Any]) -> bool:
     return form.finite(pair.get("correlation")) not in (None, 0.0) and "first" in pair and "second" in pair
 
 
-def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
+def _pair(pair: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return a pair with its numbers, and with the rows and examples behind its confusions."""
     numbers = {key: form.finite(pair.get(key)) for key in ("correlation", "examples", "confused", "confused_share")}
-    return {"first": pair["first"], "second": pair["second"], **numbers}
+    names = pair["first"], pair["second"]
+    behind = [entry for entry in entries_of(run, "confused") if (entry.get("first"), entry.get("second")) == names]
+    shown = [entry for entry in _entries(behind[0].get("examples")) if isinstance(entry, dict)] if behind else []
+    rows = [row for row in _entries(behind[0].get("rows")) if isinstance(row, int)] if behind else []
+    ident = "confused-" + hashlib.sha256(repr((run.name, *names)).encode()).hexdigest()[:12]
+    own = {"first": names[0], "second": names[1], "ident": ident, "rows": rows}
+    return own | numbers | {"cards": [_example(entry) for entry in shown]}
 
 
 def make_card(entry: Mapping[str, Any], *, prefix: str = "", alt: str = "", notes: Sequence[str] = ()) -> CardEntry:

@@ -32,7 +32,7 @@ from hetxl_train.defaults import Fitted, fitted_defaults, has_prior, measure_fea
 from hetxl_train.distributed import World
 from hetxl_train.estimate import Activations, Estimate, measuring, now, weight_memory
 from hetxl_train.evaluate import Evaluation, evaluate_split
-from hetxl_train.examples import extreme_examples
+from hetxl_train.examples import confused_examples, extreme_examples
 from hetxl_train.loaders import Order, Parts, to_device
 from hetxl_train.mixing import mixed
 from hetxl_train.model import Model, answers_of, build_model, cached_features, link_of, parameter_counts
@@ -411,7 +411,9 @@ def write_evaluation(
     points = [list(point) for point in reliability(records)]
     write_json(directory / "curves.json", {"split": split, "reliability": points, "risk_coverage": risks})
     write_json(directory / "confusions.json", evaluation.pairs)
-    write_json(directory / "examples.json", extreme_examples(records, dataset.splits[split], dataset.class_names))
+    shown: dict[str, Any] = {**extreme_examples(records, dataset.splits[split], dataset.class_names)}
+    shown["confused"] = confused_examples(records, dataset.splits[split], dataset.class_names, evaluation.pairs)
+    write_json(directory / "examples.json", shown)
     return summarise(records, class_counts)
 
 

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from hetxl.metrics import fit_noise
+from hetxl.functional.flips import flipped
+from hetxl.functional.links import log_mean_exp
+from hetxl.metrics import fit_noise, noise_fit
 from hetxl.nn import DetHead, HetXLHead
 
 D, K = 6, 5
@@ -60,6 +63,50 @@ def test_right_probabilities_stay_as_they_are():
     assert "chosen: " in fit.describe()
 
 
+def test_labels_that_are_any_class_alike_are_found():
+    head, features = trained(), rows(900)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        labels = torch.multinomial(head(features).exp(), 1, generator=generator)[:, 0]
+    flips = torch.rand(len(labels), generator=generator) < 0.3
+    labels = torch.where(flips, torch.randint(K, labels.shape, generator=generator), labels)
+    fit = fit_noise(head, features[:500], labels[:500], steps=30)
+    assert fit.helps
+    assert fit.flip_rate == pytest.approx(0.3, abs=0.1)
+    applied = DetHead(D, K, classifier=head.classifier).eval()
+    noise_fit.NoiseFit("flips", {}, fit.temperature, fit.flip_rate).apply(applied)
+    with torch.no_grad():
+        assert applied.loss(features[500:], labels[500:]) < head.loss(features[500:], labels[500:]) - 0.2
+
+
+def test_written_out_gradients_are_those_of_autograd():
+    head, features = trained(), (rows(60) - SHIFT) / SCALES
+    weight, bias = head.classifier.weight.detach(), head.classifier.bias.detach()
+    labels = torch.randint(K, (60,), generator=torch.Generator().manual_seed(6))
+    problem = noise_fit._Problem(weight, bias, "softmax", flip_rate=0.0, rank=2, steps=4, seed=0)
+    plain, part = problem.head(), torch.arange(10, 50)
+    plain.flip_rate = 0.1
+    start = plain.covariance.factor * (noise_fit.SHARED_START / noise_fit.START)
+    factor, log_tau = start.clone().requires_grad_(), torch.zeros(()).requires_grad_()
+    problem._train_shared([plain], features, labels, [part])
+
+    directions = weight - weight.mean(0)
+    unit = directions.square().sum(1).mean().sqrt()
+    draws, order = (torch.Generator().manual_seed(0) for _ in range(2))
+    for step in problem._steps((factor, log_tau)):
+        batch = part[torch.randint(len(part), (noise_fit.SHARED_BATCH,), generator=order)]
+        half = torch.randn(noise_fit.SHARED_SAMPLES // 2, 2, generator=draws)
+        sampled = (F.linear(features[batch], weight, bias) / log_tau.exp()).unsqueeze(1)
+        sampled = sampled + torch.cat((half, -half)) @ factor @ directions.T / unit
+        own = sampled.log_softmax(-1)[torch.arange(len(batch)), :, labels[batch]]
+        prior = factor.square().sum() / noise_fit.SHARED_PRIOR + log_tau.square() / noise_fit.TEMPERATURE_PRIOR
+        (prior / (2 * len(part)) - flipped(log_mean_exp(own, 1), 0.1, K).mean()).backward()
+        step()
+    torch.testing.assert_close(plain.covariance.factor, (factor * log_tau.exp() / unit).detach())
+    assert float(plain.temperature()) == pytest.approx(float(log_tau.detach().exp()), rel=1e-5)
+    assert (factor - start).abs().max() > 0.01
+
+
 def test_several_labels_are_fitted():
     head, features = trained("sigmoid"), rows(400)
     generator = torch.Generator().manual_seed(4)
@@ -84,7 +131,7 @@ def test_the_fit_depends_on_the_seed_alone():
 
 @pytest.mark.parametrize(
     ("features", "message"),
-    [(rows(3), "at least 8 labelled rows"), (torch.full((20, D), torch.nan), "features must be finite")],
+    [(rows(3), "at least 6 labelled rows"), (torch.full((20, D), torch.nan), "features must be finite")],
 )
 def test_wrong_rows_are_refused(features: torch.Tensor, message: str):
     with pytest.raises(ValueError, match=message):

@@ -248,6 +248,24 @@ def test_pairs_show_correlation_and_confusion():
         assert shown in text
 
 
+def test_confusions_lead_to_their_rows():
+    pair = {"first": "cat", "second": "dog", "correlation": -0.9, "confused": 3}
+    shown = {
+        "row": 17,
+        "text": "a text that barks",
+        "label": "cat",
+        "top": [["dog", 0.7]],
+        "entropy": 0.5,
+        "hit": False,
+    }
+    behind = {"first": "cat", "second": "dog", "rows": [17, 4], "examples": [shown]}
+    text = run_page(confusions=[pair], examples={"confused": [behind]})
+    ident = text.split('<a href="#confused-')[1].split('"')[0]
+    block = text.split(f'<div id="confused-{ident}">')[1].split("</details>")[0]
+    assert "Rows 17, 4, …" in block
+    assert "a text that barks" in block
+
+
 def test_missing_numbers_of_a_pair_are_dashes():
     text = run_page(confusions=[{"first": 3, "second": "b", "correlation": 0.5}])
     assert text.split('class="pairs"')[1].split("</table>")[0].count("<td>–</td>") == 3

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl.metrics.noise_fit import NOISE_RANK, fit_noise
+from hetxl.metrics.noise_fit import FOLDS, NOISE_RANK, STEPS, fit_noise
 from hetxl.metrics.records import evaluating
 
 BATCH = 256
@@ -16,13 +16,14 @@ BATCH = 256
 
 def add_noise(
     model: nn.Module, data: Any, *, layer: str | nn.Module | None = None, rank: int = NOISE_RANK,
-    link: str = "softmax", folds: int = 4, steps: int = 100, seed: int = 0, **options: Any,
+    link: str = "softmax", folds: int = FOLDS, steps: int = STEPS, seed: int = 0, **options: Any,
 ) -> Any:  # fmt: skip
     """Give a trained model the noise that its last layer lacks, in place; nothing that it has learned changes.
 
-    The features of `data` are computed once. A covariance and τ are learned on them with the mean logits as they are,
-    which takes seconds, and folds decide: where noise does not lower the NLL of rows that it was not fitted to, a
-    warning says so, and the model is returned with τ alone, or as it was if that does not help either.
+    The features of `data` are computed once. A covariance, τ and the share ε of labels that are any class alike are
+    learned on them with the mean logits as they are, which takes about a second, and folds decide: where neither noise
+    nor ε lowers the NLL of rows that it was not fitted to, a warning says so, and the model is returned with τ alone,
+    or as it was if τ makes it worse.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))  # trained
     >>> inputs, labels = torch.randn(64, 8), torch.randint(3, (64,))
@@ -54,7 +55,7 @@ def add_noise(
         fit = fit_noise(head_of(model), features, targets, rank=rank, folds=folds, steps=steps, seed=seed)
     finally:
         model = revert(model, fold=False)
-    if not fit.has_noise:
+    if not fit.helps:
         returned = f"τ = {fit.temperature:.3g} alone" if fit.choice == "temperature" else "the model as it was"
         warnings.warn(f"noise does not help, returning {returned} ({fit.describe()})", stacklevel=2)
         if fit.choice == "none":

@@ -2,16 +2,19 @@
 const section = document.getElementById("decide");
 const cards = [...document.querySelectorAll(".suspect")];
 const key = "hetxl-audit-" + section.dataset.audit;
-const pairs = document.getElementById("pair");
+const filters = { pair: document.getElementById("pair"), class: document.getElementById("class") };
 let decisions = JSON.parse(localStorage.getItem(key) || "{}");
 
 const idOf = (card) => [card.dataset.row, card.dataset.label, card.dataset.suggestion].join("\t");
-const pairOf = (card) => (card.dataset.label || "(no label)") + " → " + (card.dataset.suggestion || "(remove)");
+const names = {
+  pair: (card) => (card.dataset.label || "(no label)") + " → " + (card.dataset.suggestion || "(remove)"),
+  class: (card) => card.dataset.label || "(no label)",
+};
 
 function show() {
   for (const card of cards) {
     card.dataset.decision = decisions[idOf(card)] || "";
-    card.hidden = pairs.value !== "" && pairOf(card) !== pairs.value;
+    card.hidden = Object.keys(filters).some((kind) => filters[kind].value && names[kind](card) !== filters[kind].value);
   }
   const made = Object.values(decisions);
   const corrected = made.filter((decision) => decision === "correct").length;
@@ -42,15 +45,32 @@ function csv() {
   return ["row,label,suggestion,decision", ...rows].join("\r\n") + "\r\n";
 }
 
-const counts = new Map();
-for (const card of cards) counts.set(pairOf(card), (counts.get(pairOf(card)) || 0) + 1);
-for (const [pair, count] of [...counts].sort((a, b) => b[1] - a[1])) {
-  const option = document.createElement("option");
-  option.value = pair;
-  option.textContent = pair + " (" + count + ")";
-  pairs.append(option);
+function filter(values) {
+  for (const kind of Object.keys(filters)) filters[kind].value = values[kind] || "";
+  show();
+  section.scrollIntoView();
 }
-pairs.addEventListener("change", show);
+
+for (const [kind, select] of Object.entries(filters)) {
+  const counts = new Map();
+  for (const card of cards) counts.set(names[kind](card), (counts.get(names[kind](card)) || 0) + 1);
+  for (const [name, count] of [...counts].sort((a, b) => b[1] - a[1])) {
+    const option = document.createElement("option");
+    option.value = name;
+    option.textContent = name + " (" + count + ")";
+    select.append(option);
+  }
+  select.addEventListener("change", show);
+}
+// Rows of the tables lead to the suspects that they count.
+for (const [id, kind, width] of [["pairs", "pair", 2], ["classes", "class", 1]])
+  for (const row of document.querySelectorAll("#" + id + " tbody tr")) {
+    const value = [...row.cells].slice(0, width).map((cell) => cell.textContent.trim()).join(" → ");
+    row.tabIndex = 0;
+    row.style.cursor = "pointer";
+    row.addEventListener("click", () => filter({ [kind]: value }));
+    row.addEventListener("keydown", (event) => { if (event.key === "Enter") filter({ [kind]: value }); });
+  }
 section.addEventListener("click", (event) => {
   const decision = event.target.dataset.decision;
   const card = event.target.closest(".suspect");
