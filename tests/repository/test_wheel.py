@@ -1,5 +1,8 @@
 """The wheel: what it carries, and that it works where nothing else is installed."""
 
+import importlib
+import re
+import runpy
 import subprocess
 import sys
 import venv
@@ -43,6 +46,23 @@ def test_wheel_has_readme_licence_and_types(wheel):
     assert (ROOT / "README.md").read_text().splitlines()[0] in metadata
     assert f"Version: {hetxl.__version__}" in metadata
     assert not any(name.startswith(("tests/", "benchmarks/", "docs/")) for name in names)
+
+
+def test_every_extra_is_tried_alone_by_the_workflow():
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    trials = runpy.run_path(str(ROOT / "scripts" / "try_extra.py"))["TRIALS"]
+    (listed,) = re.findall(r"extra: \[(.*)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    assert set(trials) == set(listed.split(", ")) == extras - {"dev"} | {"none"}
+
+
+def test_lowest_versions_are_those_of_the_package():
+    text = (ROOT / "pyproject.toml").read_text().partition("dev = [")[0]
+    lowest = dict(re.findall(r'"([\w-]+)>=([\d.]+)', text.partition("dependencies = [")[2]))
+    lowest.pop("tomli")  # for Python 3.10 alone
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-lowest.txt").read_text(), re.MULTILINE))
+    assert set(tested) == set(lowest)
+    assert [name for name in tested if not (tested[name] + ".").startswith(lowest[name] + ".")] == []
 
 
 @pytest.mark.slow
