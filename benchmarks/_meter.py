@@ -7,6 +7,7 @@ is the kernel's own high-water mark, reset just before the step: nothing is samp
 import ctypes
 import multiprocessing
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ from _cases import THREADS, Case, Method, prepare
 
 
 def interleaved_medians(
-    tasks: Mapping[str, Callable[[], object]], repeats: int, *, least: int = 1, limit: float | None = None
-) -> dict[str, float]:
+    tasks: Mapping[str, Callable[[], object]], repeats: int, *, least: int = 1, limit: float | None = None,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Return the median seconds of each task.
 
     The tasks take turns, so that whatever else the machine does meanwhile falls on all of them alike; one round before
@@ -32,11 +34,12 @@ def interleaved_medians(
         least: number of rounds whatever the limit.
         limit: seconds for all rounds together: none starts that would not end in time. If that leaves three rounds or
             fewer they are long ones, beside which warming up is nothing, and the first of them counts as well.
+        clock: of the seconds of a task; None for elapsed time.
     """
     rounds: list[dict[str, float]] = []
     begin = time.perf_counter()
     while len(rounds) <= repeats:
-        rounds.append({name: _seconds(task) for name, task in tasks.items()})
+        rounds.append({name: _seconds(task, clock or time.perf_counter) for name, task in tasks.items()})
         spent = time.perf_counter() - begin
         if limit is not None and len(rounds) >= least and spent + spent / len(rounds) > limit:
             break
@@ -45,10 +48,16 @@ def interleaved_medians(
     return {name: statistics.median(row[name] for row in counted) for name in tasks}
 
 
-def _seconds(task: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _seconds(task: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
     task()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in usage)
 
 
 def machine(threads: int = 1) -> str:

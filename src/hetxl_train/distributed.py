@@ -139,6 +139,18 @@ class World:
         elif self.processes > 1:
             dist.barrier()
 
+    def main_first(self, work: Callable[[], Result]) -> Result:
+        """Do work in the main process, then in the others, which find what it has left in files.
+
+        The work may take long.
+        """
+        if not self.is_main:
+            self.wait()
+        result = work()
+        if self.is_main:
+            self.wait()
+        return result
+
     def share(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return this process's consecutive share of some items; the shares of all, in order of rank, are the items."""
         start, stop = (len(items) * rank // self.processes for rank in (self.rank, self.rank + 1))

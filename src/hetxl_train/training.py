@@ -46,8 +46,9 @@ def train(
         if not processes.is_main:
             console = Console(quiet=True)
         directory = default_directory(config) if config.out is None else Path(config.out)
-        if dataset is None and not directory.exists():
-            dataset = task_class.open(config)  # data that cannot be opened leaves no directory behind
+        if dataset is None and processes.on_main(lambda: not directory.exists()):
+            # Data that cannot be opened leaves no directory behind.
+            dataset = processes.main_first(lambda: task_class.open(config))
 
         def own_and_start() -> Run[Config]:
             stack.enter_context(owned(directory))
@@ -58,9 +59,10 @@ def train(
             console.say(f"{run.path} is done; see result.json there, or hetxl {task_class.command}report {run.path}")
             return run
         if dataset is None:
-            dataset = task_class.open(config)
+            dataset = processes.main_first(lambda: task_class.open(config))
         if description is None and processes.is_main:
             description = task_class.announce(config, dataset, console)
+        processes.wait()  # what was just done may take long in one process, and what follows begins with a collective
         task = task_class(config, dataset, processes, console, run.path, description)
         _train(task, run, console, label or HEAD_LABELS[config.head], began)
     return run
@@ -84,6 +86,7 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
     checkpoints = Checkpoints(
         run.checkpoints.directory, run.config.keep, RunIdentity(run.config, fingerprint(task.dataset))
     )
+    processes.wait()  # for models, whose weights may be downloaded
     trainer = Trainer(task, checkpoints, console, unreadable)
     if checkpoints.steps():
         check_data(run, task.dataset, tuple(task.dataset.splits), "train again in another --out")

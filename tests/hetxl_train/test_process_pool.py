@@ -160,6 +160,18 @@ def test_work_ends_with_the_parent(tmp_path, by):
     assert not tick_files[2].exists()
 
 
+def visible(seconds):
+    time.sleep(seconds)
+    return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_process_sees_one_of_the_devices():
+    with Pool(visible, 2, ("3", "GPU-8f3a")) as pool:
+        seen = {result for _, result in pool.map([0.3, 0.3, 0.0, 0.0])}
+    assert sorted(device for _, device in seen) == ["3", "GPU-8f3a"]
+    assert len({process for process, _ in seen}) == 2
+
+
 def killed_at_two(number):
     if number == 2:
         killed(number)

@@ -110,6 +110,15 @@ def test_waiting_outlasts_the_time_out_and_notices_errors_and_lost_processes(tmp
     assert len(second) == 3
 
 
+@pytest.mark.slow
+def test_long_phases_of_one_process_outlast_the_time_out(tmp_path):
+    config = TrainConfig(
+        **processes.CLASSIFIER | {"accumulate": processes.PARTS // 2, "timeout": 3.0}, out=str(tmp_path / "run")
+    )
+    sharded.run(processes.with_long_phases, 2, tmp_path, config, 6.0, 30.0, timeout=3)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == config.steps
+
+
 def test_resuming_in_other_parts_states_what_differs():
     assert Parts(8, 2, 0, 2).difference(2, 2) == ""
     equal = Parts(8, 1, 0, 4).difference(2, 2)

@@ -14,8 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import hetxl_train.tasks.classification as classification
+from hetxl.metrics.records import RecordsBuilder
 from hetxl_train import contrastive_runs, parallel, runs, towers
 from hetxl_train.backbones import Backbone
+from hetxl_train.checkpoint import Checkpoints
 from hetxl_train.config import ContrastiveConfig, TrainConfig
 from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data.open import open_data
@@ -149,6 +151,32 @@ def meetings(rank: int, ranks: int, longer: float) -> list[str]:
             except LostRankError as error:
                 answers.append(str(error))
     return answers
+
+
+def with_long_phases(rank: int, ranks: int, config: TrainConfig, seconds: float, evaluation: float) -> None:
+    """Train where phases take long in one process: opening and describing the data, the model, writing, evaluating."""
+    os.environ |= {"WORLD_SIZE": str(ranks)}
+
+    def slow(function: Any, on: int, length: float) -> Any:
+        left = [length]  # the first time it is called
+
+        def call(*args: Any, **options: Any) -> Any:
+            time.sleep(left.pop() if left and rank == on else 0)
+            return function(*args, **options)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, on, length in (
+            (classification.ClassificationTask, "open", 1, seconds),
+            (classification, "describe", 0, seconds),
+            (classification, "build_model", 1, seconds),
+            (Checkpoints, "_write", 0, seconds),
+            (RecordsBuilder, "add", 1, evaluation),
+            (classification, "write_evaluation", 0, seconds),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, slow(getattr(owner, name), on, length)))
+        train(config, console=QUIET)
 
 
 def gathered(rank: int, ranks: int) -> dict[str, Tensor]:

@@ -1,15 +1,19 @@
 """A second device without one: tensors that claim to be elsewhere, and a mode that computes with them on the CPU.
 
-The mode fails where a device would: when tensors of both devices meet, or a collective is given one of the CPU. It
-notes where the program would wait for the device: values that are read or copied, and sizes that depend on values.
-The device is called "meta", the only other one whose backward pass this build of torch runs.
+The mode fails where a device would: when tensors of both devices meet, a collective is given one of the CPU, or the
+generator of a draw is on the other device. It notes where the program would wait for the device: values that are read
+or copied, and sizes that depend on values. The device is called "meta", the only other one whose backward pass this
+build of torch runs. To code that asks, its tensors are those of a CUDA device.
 """
 
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,6 +26,7 @@ class Claimed(Tensor):
     """A tensor on the second device; `host` is where its values are in truth."""
 
     host: Tensor
+    is_meta, is_cuda = False, True  # what code that looks at the kind of a device sees
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "Claimed":
@@ -34,9 +39,38 @@ class Claimed(Tensor):
     def __repr__(self) -> str:
         return f"Claimed({self.host!r})"
 
+    def tolist(self) -> Any:
+        """Its values, as a read."""
+        return self.to("cpu").tolist()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         raise RuntimeError(f"{func} outside of SecondDevice()")
+
+
+class Draws(torch.Generator):
+    """A generator that may claim to be on the second device."""
+
+    def __new__(cls, device: torch.device | str = "cpu") -> "Draws":
+        claimed = torch.device(device)
+        draws = super().__new__(cls, torch.device("cpu") if claimed == DEVICE else claimed)
+        draws.claimed = claimed
+        return draws
+
+    @property
+    def device(self) -> torch.device:
+        """Where it claims to be."""
+        return self.claimed
+
+
+class Drawing(TorchFunctionMode):
+    """Fails where the generator of a draw is on another device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result, generator = func(*args, **(kwargs or {})), (kwargs or {}).get("generator")
+        if generator is not None and isinstance(result, Tensor) and result.device != generator.device:
+            raise RuntimeError(f"expected a generator on {result.device}, but found one on {generator.device}")
+        return result
 
 
 class SecondDevice(TorchDispatchMode):
@@ -52,6 +86,23 @@ class SecondDevice(TorchDispatchMode):
     def __init__(self, group: Any = None):
         super().__init__()
         self.group, self.reads = group, []
+        # What does not come through a dispatch mode.
+        elsewhere = {"Generator": Draws, "tensor": _moved(torch.tensor), "as_tensor": _moved(torch.as_tensor)}
+        self._others = ExitStack()
+        self._outside = (
+            mock.patch.multiple(torch, **elsewhere),
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
+            Drawing(),
+        )
+
+    def __enter__(self) -> "SecondDevice":
+        for context in self._outside:
+            self._others.enter_context(context)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._others.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -88,6 +139,16 @@ class SecondDevice(TorchDispatchMode):
                      for argument in args)  # fmt: skip
         _, work = func(*tree_map(_host, args), **kwargs)
         return args[0], work
+
+
+def _moved(make: Any) -> Any:
+    """Return a function that makes a tensor on the CPU, and moves it."""
+
+    def call(*args: Any, device: Any = None, **options: Any) -> Tensor:
+        value = make(*args, **options)
+        return value if device is None else value.to(device)
+
+    return call
 
 
 def _is_group(argument: Any) -> bool:

@@ -84,11 +84,8 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         if world.processes > 1:
             alone = towers.build_towers(config, self.specs, published=False, gather=False).to(world.device)
             self.alone = self._behind(alone)
-        if not world.is_main:
-            world.wait()  # vectors of a locked encoder are computed by one process, and read by the others
-        self.table = self.texts.table(self.train_pairs.texts, config.prompts)
-        if world.is_main:
-            world.wait()
+        # Vectors of a locked encoder are computed by one process, and read by the others.
+        self.table = world.main_first(lambda: self.texts.table(self.train_pairs.texts, config.prompts))
         self.split = self.train_pairs.images
         self.order = Order(len(self.train_pairs), derive_seed(config.seed, 23))
 

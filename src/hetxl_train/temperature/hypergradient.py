@@ -11,7 +11,6 @@ differentiated twice through the backbone, and no graph outlives its step: ∂_t
 that depends on Θ through the head alone.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +140,7 @@ def _chunk_derivative(
         logits = head.logit_distribution(features).sample(z)  # [b, S, K]
         tau = head.temperature()
         [rate] = torch.autograd.grad(tau, raw)
-        slope = logit_slopes(logits.detach(), targets, float(tau.detach())) * float(rate)
+        slope = logit_slopes(logits.detach(), targets, tau.detach()) * rate
         return torch.autograd.grad(logits, inputs, slope, allow_unused=True, materialize_grads=True)
     loss = head(features, targets, reduction="sum", noise=z, label_smoothing=label_smoothing)
     [gradient] = torch.autograd.grad(loss, raw, create_graph=True)
@@ -149,7 +148,7 @@ def _chunk_derivative(
 
 
 @torch.no_grad()
-def logit_slopes(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def logit_slopes(logits: Tensor, targets: Tensor, temperature: Tensor | float) -> Tensor:
     """Return ∂_τ of the gradient of the loss with respect to sampled logits.
 
         loss = -(logits / tau).log_softmax(-1)[:, :, y].logsumexp(-1).sum()
@@ -183,18 +182,17 @@ def logit_slopes(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 def clipped_tangents(
-    gradients: Sequence[Tensor], tangents: Sequence[Tensor], norm: float, limit: float
+    gradients: Sequence[Tensor], tangents: Sequence[Tensor], norm: Tensor, limit: float
 ) -> list[Tensor]:
     """Return how gradients change after clipping by their norm when they change by `tangents` before it.
 
-    The norm is that of all gradients together, before clipping; a limit of 0 is none.
+    The norm is that of all gradients together, before clipping.
     """
-    factor = limit / (norm + CLIP_EPSILON) if limit else math.inf
-    if factor >= 1:
-        return list(tangents)
-    along = sum(float((g * d).sum()) for g, d in zip(gradients, tangents, strict=True)) / norm
-    shrink = factor * along / (norm + CLIP_EPSILON)
-    return [factor * d - shrink * g for g, d in zip(gradients, tangents, strict=True)]
+    pairs = list(zip(gradients, tangents, strict=True))
+    factor = limit / (norm + CLIP_EPSILON)
+    shrink = factor * torch.stack([(g * d).sum() for g, d in pairs]).sum() / (norm * (norm + CLIP_EPSILON))
+    # Chosen on the device: a look at the norm would wait for it.
+    return [torch.where(factor < 1, factor * d - shrink * g, d) for g, d in pairs]
 
 
 @torch.no_grad()
@@ -209,8 +207,8 @@ def step_tangent(optimizer: optim.Optimizer, group: dict[str, Any], parameter: n
     if not isinstance(optimizer, optim.Adam) or group["amsgrad"] or group.get("maximize"):
         raise TypeError(f"optimizer must be Adam or AdamW without AMSGrad, found {optimizer!r}")
     state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
-    count = float(state["step"])
-    first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
+    count = state["step"].double()  # a tensor, which a fused step keeps on the device
+    first, second = 1 - beta1**count, (1 - beta2**count).sqrt()
     root = state["exp_avg_sq"].sqrt()
     below = root / second + group["eps"]
     # If all gradients were 0, the root has no slope.

@@ -202,7 +202,7 @@ class BilevelRule(TemperatureRule):
 
     def clipped(self, norm: Tensor) -> None:
         """Differentiate the clipping, which is a part of the step."""
-        self.mixed = hypergradient.clipped_tangents(self.before, self.mixed, float(norm), self.config.clip)
+        self.mixed = hypergradient.clipped_tangents(self.before, self.mixed, norm, self.config.clip)
         self.before = []
 
     def after_step(self, step: int, moves: bool) -> None:

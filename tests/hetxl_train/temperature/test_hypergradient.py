@@ -137,13 +137,15 @@ OPTIMIZERS = {
 }
 
 
-def one_step(model: Small, optimizer: optim.Optimizer, data: Batch, clip: float) -> tuple[list[torch.Tensor], float]:
+def one_step(
+    model: Small, optimizer: optim.Optimizer, data: Batch, clip: float
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """A step of training; gives the gradients before clipping and their norm."""
     _, gradients = loss_gradients(model, data, model.others, generator=seeded(5))
     for parameter, gradient in zip(model.others, gradients, strict=True):
         parameter.grad = gradient / len(data)
     unclipped = [parameter.grad.clone() for parameter in model.others]
-    norm = float(nn.utils.clip_grad_norm_(model.others, clip)) if clip else 0.0
+    norm = nn.utils.clip_grad_norm_(model.others, clip) if clip else None
     optimizer.step()
     return unclipped, norm
 
@@ -179,7 +181,7 @@ def test_the_gradient_is_that_of_the_validation_loss_one_step_ahead(head, kind, 
         for value in mixed_derivative(model.backbone, model.head, train, model.others, generator=seeded(5))
     ]
     before, norm = one_step(model, optimizer, train, clip)
-    mixed = clipped_tangents(before, mixed, norm, clip)
+    mixed = mixed if norm is None else clipped_tangents(before, mixed, norm, clip)
     _, gradients = loss_gradients(model, validation, [model.raw, *model.others], generator=seeded(6))
     direct, *slopes = (gradient / len(validation) for gradient in gradients)
     [group] = optimizer.param_groups
