@@ -145,8 +145,8 @@ def main() -> int:
     options = parser.parse_args()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        sizes = (64, 64, 32, 16) if options.quick else (1024, 256, 224, 64)
-        rows = measure(Path(folder), *sizes, workers=options.workers, rounds=1 if options.quick else 4)
+        sizes = (64, 64, 32, 16) if options.quick else (512, 256, 224, 64)
+        rows = measure(Path(folder), *sizes, workers=options.workers, rounds=1 if options.quick else 3)
     spent = time.perf_counter() - begin
     text = markdown_table(HEADER, [row.cells() for row in rows], left=2)
     text += f"\n\nOn {machine(torch.get_num_threads())}, {options.workers} worker each; {spent:.0f} s."

@@ -51,6 +51,8 @@ class Claimed(Tensor):
 class Draws(torch.Generator):
     """A generator that may claim to be on the second device."""
 
+    claimed: torch.device
+
     def __new__(cls, device: torch.device | str = "cpu") -> "Draws":
         claimed = torch.device(device)
         draws = super().__new__(cls, torch.device("cpu") if claimed == DEVICE else claimed)
