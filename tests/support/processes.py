@@ -170,7 +170,7 @@ def with_long_phases(rank: int, ranks: int, config: TrainConfig, seconds: float,
         for owner, name, on, length in (
             (classification.ClassificationTask, "open", 1, seconds),
             (classification, "describe", 0, seconds),
-            (classification, "build_model", 1, seconds),
+            (classification, "build_model", 0, seconds),
             (Checkpoints, "_write", 0, seconds),
             (RecordsBuilder, "add", 1, evaluation),
             (classification, "write_evaluation", 0, seconds),
