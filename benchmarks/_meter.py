@@ -57,7 +57,7 @@ def _seconds(task: Callable[[], object], clock: Callable[[], float]) -> float:
 def processor_seconds() -> float:
     """Return the processor time of this process and of its children that have ended."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in usage)
+    return sum(own.ru_utime + own.ru_stime for own in usage)
 
 
 def machine(threads: int = 1) -> str:

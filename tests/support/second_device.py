@@ -60,7 +60,7 @@ class Draws(torch.Generator):
         return draws
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Where it claims to be."""
         return self.claimed
 
