@@ -197,28 +197,21 @@ def test_towers_that_do_not_go_together_raise(shapes, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recipe_of_lit_runs_end_to_end_and_a_mapped_tower_costs_no_time(tmp_path):
-    data = image_folder(tmp_path / "shapes", each=16)
+def test_the_recipe_of_lit_runs_end_to_end(tmp_path):
+    data, out = image_folder(tmp_path / "shapes", each=16), tmp_path / "run"
     flags = ["--recipe", "lit", "--image", "timm:resnet18", "--image-weights", "random", "--features", "512"]
-    flags += ["--image-size", "64", "--steps", "8", "--batch-size", "32", "--warmup", "0", "--workers", "0"]
-    seconds = {}
-    for lock in ("mapped", "locked"):
-        out = tmp_path / lock
-        command = [
-            "contrastive",
-            "train",
-            str(data),
-            *flags,
-            "--image-lock",
-            lock,
-            "--out",
-            str(out),
-            "--device",
-            "cpu",
-        ]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        seconds[lock] = json.loads((out / "result.json").read_text())["train_seconds"]
-    assert seconds["locked"] > 5 * seconds["mapped"], seconds
-    config = load_contrastive_run(tmp_path / "mapped").run.config
+    flags += ["--image-size", "64", "--steps", "2", "--batch-size", "32", "--warmup", "0", "--workers", "0"]
+    result = CliRunner().invoke(app, ["contrastive", "train", str(data), *flags, "--out", str(out), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    config = load_contrastive_run(out).run.config
     assert (config.recipe, config.optimizer, config.rank, config.projections) == ("lit", "adafactorbv", 15, "text")
+
+
+@pytest.mark.slow
+def test_a_mapped_tower_takes_a_fifth_of_the_time_of_a_locked_one(tmp_path):
+    data, seconds = image_folder(tmp_path / "shapes", each=16), {}
+    tower = {"image": "timm:resnet18", "image_weights": "random", "image_size": 64, "steps": 8, "batch_size": 32}
+    for lock in ("locked", "mapped"):
+        run = train(small_pairs(data, tmp_path / lock, **tower, image_lock=lock), console=QUIET)
+        seconds[lock] = json.loads((run.path / "result.json").read_text())["train_seconds"]
+    assert seconds["locked"] > 5 * seconds["mapped"], seconds
