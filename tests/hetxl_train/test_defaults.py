@@ -93,7 +93,7 @@ def test_features_keep_their_proportions_where_that_suits_validation_rows(tmp_pa
     deviation = load_run(run.path).model.head.standardize.deviation
     assert stored == pytest.approx(np.sqrt((3 * 100 + 27 * 0.25) / 30), rel=0.1)
     torch.testing.assert_close(deviation, torch.full((30,), stored))
-    # A run that goes on from its directory, without a checkpoint yet, takes what was chosen.
+    # A run that resumes from its directory, without a checkpoint yet, takes what was chosen.
     (run.path / "result.json").unlink()
     shutil.rmtree(run.path / "checkpoints")
     again = train(small(tmp_path / "run", data=data, steps=200, learning_rate=0.05), console=QUIET)

@@ -539,7 +539,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
             options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed}
             training, judging = (parts[0], parts[1]), (parts[2], parts[3])
             classes, head = len(self.classes_), self.network_.head
-            # What goes on from an earlier fit keeps the scale of its features.
+            # A fit that continues an earlier one keeps the scale of its features.
             deviation = self.network_.scale if self.standardize and self.prior_ is None else None
             prior, common = choose_scaling(
                 deviation, *training, *judging, classes, link=link, flip_rate=head.flip_rate, **options

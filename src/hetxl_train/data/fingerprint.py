@@ -14,7 +14,7 @@ from hetxl_train.data.pairs import Pairs, PairSplit
 SPREAD = 4096  # rows whose labels enter `labels`, evenly spread
 BLOCK = 2**20  # labels that are read at a time
 SAMPLED, GROUP = 64, 16
-"""Numbers that stand for the inputs of rows drawn by the number of rows: sums over so many rows where these are read
+"""Numbers that stand for the inputs of rows drawn by the number of rows: sums over as many rows where these are read
 quickly, and over one row where each is decoded."""
 TOLERANCE = 1e-3
 """Difference of inputs, relative to their spread, that another version of a reader may make."""
