@@ -138,7 +138,7 @@ def serve() -> None:
 def _build(case: dict[str, Any] | None, sizes: Sizes) -> Callable[[], object]:
     if case is not None:
         return prepare(Case(**case))
-    predict, _ = prepare_top_k(sizes)
+    predict, *_ = prepare_top_k(sizes)
     return lambda: predict(TOP_K)
 
 

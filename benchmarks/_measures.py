@@ -27,12 +27,14 @@ class TopK(NamedTuple):
     Attributes:
         pruned: seconds of the prediction of the top classes.
         full: seconds of the prediction of all classes.
+        det: seconds of DET's prediction of the top classes, with the same classifier.
         total_variation: largest over the examples, see `total_variation`.
         accuracy: of the full prediction; how well the head was trained.
     """
 
     pruned: float
     full: float
+    det: float
     total_variation: float
     accuracy: float
 
@@ -83,8 +85,11 @@ def total_variation(top: Tensor, indices: Tensor, full: Tensor) -> Tensor:
     return (difference.abs().sum(-1) + difference.sum(-1).abs()) / 2
 
 
-def prepare_top_k(sizes: Sizes) -> tuple[Callable[[int | None], hetxl.nn.Prediction], Tensor]:
-    """Train a head; return its prediction of the top classes, or of all for None, and the true classes [B]."""
+Predict = Callable[[int | None], hetxl.nn.Prediction]
+
+
+def prepare_top_k(sizes: Sizes) -> tuple[Predict, Predict, Tensor]:
+    """Train a head; return its prediction of the top classes, or of all for None, DET's, and the true classes [B]."""
     torch.manual_seed(0)
     problem = Problem(sizes.top_k_classes, sizes.top_k_features)
     head = train_head(problem, sizes)
@@ -94,23 +99,23 @@ def prepare_top_k(sizes: Sizes) -> tuple[Callable[[int | None], hetxl.nn.Predict
         generator = torch.Generator().manual_seed(0)
         return head.predict(features, top_k=top_k, num_samples=sizes.S, generator=generator)
 
-    return predict, classes
+    det = hetxl.DetHead(sizes.top_k_features, sizes.top_k_classes, classifier=head.classifier).eval()
+    return predict, lambda top_k: det.predict(features, top_k=top_k), classes
 
 
 def compare_top_k(meter: Meter) -> TopK:
     """Train a head, then time both predictions and compare them on the same draws."""
     sizes = meter.sizes
     meter.say("training the head")
-    predict, classes = prepare_top_k(sizes)
+    predict, det, classes = prepare_top_k(sizes)
     meter.say("predicting")
-    pruned, full = meter.time(
-        {"pruned": lambda: predict(TOP_K), "full": lambda: predict(None)}, sizes.least, sizes.limit
-    )
+    tasks = {"pruned": lambda: predict(TOP_K), "full": lambda: predict(None), "det": lambda: det(TOP_K)}
+    pruned, full, plain = meter.time(tasks, sizes.least, sizes.limit)
     top, everything = predict(TOP_K), predict(None)
     assert top.indices is not None
     variation = total_variation(top.probs, top.indices, everything.probs)
     accuracy = (everything.labels == classes).float().mean()
-    return TopK(pruned, full, float(variation.max()), float(accuracy))
+    return TopK(pruned, full, plain, float(variation.max()), float(accuracy))
 
 
 FLOAT = 4  # bytes
@@ -220,6 +225,12 @@ def top_k(meter: Meter) -> list[Row]:
     detail = f"{duration(comparison.pruned)} against {duration(comparison.full)}; accuracy {comparison.accuracy:.0%}"
     return [
         Row(f"{name}: speed-up over predict", comparison.full / comparison.pruned, Bar(3, 10, at_least=True), detail),
+        Row(
+            f"{name}: time over DET's",
+            comparison.pruned / comparison.det,
+            Bar(5, 2.5),
+            f"{duration(comparison.pruned)} against {duration(comparison.det)}",
+        ),
         Row(
             f"{name}: total variation from predict",
             comparison.total_variation,

@@ -5,23 +5,27 @@ divided by τ), the probabilities of sample s are
 
     p_sk = p_k exp(n_sk) / Z_s,      Z_s = Σ_k p_k exp(n_sk).
 
-Few classes carry Z_s. With q_k ∝ p_k exp(σ̂²_k / 2), what class k is expected to weigh by a rough variance of its noise,
-every class with q_k ≥ t counts by itself, and the others are drawn with probability q_k / t (systematic sampling, one
-pass over the sums of q) and stand for t / q_k classes like them. So there are at most 1 / t classes, far fewer where
-the head is confident; t is chosen for each example from what the classes below it weigh. Their noise is computed by
-factors first.
+The likeliest classes count by themselves. The others are in clusters of near rows of W, and noise moves those of a
+cluster nearly alike. With m_c the mean row of cluster c under p, which is exact, and h_s the noise in front of W,
+
+    exp(w_k · h_s) ≈ exp(m_c · h_s) (1 + (w_k − m_c) · h_s),   so that   Σ_{k in c} p_k exp(n_sk) ≈ P_c exp(m_c · h_s).
+
+What that leaves over is estimated from a few classes, drawn with probability ∝ p_k exp(σ̂²_k / 2), what class k is
+expected to weigh by a rough variance of its noise. HET and HET-H have no rows: there the drawn classes stand for all.
 
 How far off a probability is follows from how much the drawn classes differ in what they do to it. Where that is
-too much t is made smaller, and in the end all classes are sampled.
+too much, more are drawn, and in the end all classes are sampled.
 """
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from hetxl.functional.engine.inputs import GivenMean, Inputs
+from hetxl.functional._torch import slices
+from hetxl.functional.engine.inputs import GivenMean, Inputs, LinearMean
 from hetxl.functional.engine.sigmoid import mean_sigmoid_rows
 from hetxl.functional.links import sigmoid_entropy
 from hetxl.functional.noise import GaussianNoise
@@ -29,24 +33,27 @@ from hetxl.registry import Link
 
 FEWEST_CLASSES = 1024  # with fewer, all of them cost little more
 FEWEST_SAMPLES = 16
-THRESHOLDS = (1 / 64, 1 / 256, 1 / 1024, 1 / 4096)  # t
-WIDER = 8  # by how much t is made smaller for examples whose error is too large, once
-GAIN = 6  # by how much that lowers the error; where it would not be enough, all classes are sampled at once
-LARGEST_SHARE = 1 / 10  # of the classes; with more of them, sampling all costs no more
-SPREAD = 0.2
-"""Standard deviation of what drawn classes do to the top probabilities, relative to their weight: a first guess, as
-measured on trained heads, from which t is chosen."""
-FEW = 16  # drawn classes, below which their spread says nothing: then what they stand for has to be next to nothing
-DRAWN = 64  # classes that are drawn at least, however little they weigh: noise may lift what they stand for
-FLOOR = 0.3
+LIKELIEST = 96  # classes that count by themselves
+DRAWN = (64, 192, 640, 1600)  # classes that are drawn: first so many, then as many as the error asks for
+LARGEST_SHARE = 1 / 4  # of the classes; with more of them, sampling all costs no more
+CLUSTERS = 128  # at most
+CLUSTER_SIZE = 64  # classes at least
+AXES = 16  # principal axes of W that clusters are cut along
+FLOOR = 0.05
 """Least error, relative to that of one sample's Z_s if the noise of all classes were independent of each other: a few
 classes may be alike by chance."""
+SPREAD = 0.2
+"""Standard deviation of what drawn classes do to the top probabilities without clusters, relative to their weight, as
+measured on trained heads: a first guess of who can do without."""
 SAFETY = 1.6  # how many estimated errors have to fit in the tolerance
-LARGEST_VARIANCE = 3.0  # of the noise of drawn classes; beyond, the variance of its exponential cannot be estimated
+LARGEST_VARIANCE = 2.0  # of noise within clusters; beyond, the variance of its exponential cannot be estimated
+LEAST = -1e30  # log p, so that p log p is 0 where p is
 LARGEST_NOISE = 60.0  # exp of it, and of what is negative, are numbers of float32
 BLOCK = 2**21  # numbers that a group of examples may have in one tensor, to stay in a processor's cache
 SIGMOID_CANDIDATES = 128
 SMALLEST = 1e-30  # that is divided by
+
+Examples = slice | Tensor
 
 
 def applies(inputs: Inputs, top_k: int) -> bool:
@@ -70,21 +77,33 @@ def mean_logits(inputs: Inputs) -> Tensor:
     return torch.nn.functional.linear(features, mean.weight.to(products), bias).to(inputs.wide)
 
 
-def rough_variance(inputs: Inputs) -> Tensor:
-    """σ̂²_k, [n, K], divided by τ²: exact for HET and HET-H; otherwise ‖w_k‖² times the mean variance of the noise.
+def rough_variance(inputs: Inputs, classes: Tensor | None = None) -> Tensor:
+    """σ̂²_k of some classes [C], or of all: [n, C], divided by τ².
 
-    The rows of W are taken relative to their mean, which shifts all logits alike.
+    It is exact for HET and HET-H; otherwise ‖w_k‖² times the mean variance of the noise. The rows of W are taken
+    relative to their mean, which shifts all logits alike.
     """
     assert inputs.noise is not None
     variance, lift = inputs.noise.gaussian.variance(), inputs.noise.lift  # [n, N]
     if lift.kind in ("identity", "hash"):
-        return lift.variance(inputs.noise.gaussian).to(inputs.wide) / inputs.temperature.square()
+        variance = lift.variance(inputs.noise.gaussian).to(inputs.wide) / inputs.temperature.square()
+        return variance if classes is None else variance[:, classes]
     weight = lift.weight
     centre = weight.mean(0, dtype=inputs.wide)
     # ‖w − c‖² = ‖w‖² − 2 w·c + ‖c‖², without a copy of W.
     norms = torch.linalg.vector_norm(weight, dim=1, dtype=inputs.wide).square()
     norms = (norms - 2 * (weight @ centre.to(weight.dtype)).to(inputs.wide) + centre.square().sum()).clamp_(min=0)
+    norms = norms if classes is None else norms[classes]
     return (variance.mean(-1, keepdim=True) / inputs.temperature.square()).to(inputs.wide) * norms
+
+
+def _reordered(inputs: Inputs, classes: Tensor) -> Tensor:
+    """`mean_logits` with the classes in another order, by way of W where that is the smaller of the two."""
+    mean = inputs.mean
+    if isinstance(mean, LinearMean) and mean.weight.numel() <= inputs.batch * inputs.num_classes:
+        bias = None if mean.bias is None else mean.bias[classes]
+        return mean_logits(replace(inputs, mean=LinearMean(mean.features, _rows_of(mean.weight, classes), bias)))
+    return mean_logits(inputs).index_select(1, classes)
 
 
 def factors_at(noise: GaussianNoise, lift: object, classes: Tensor) -> Tensor:
@@ -114,7 +133,7 @@ class Draws(NamedTuple):
         paired = z.shape[-2] % 2 == 0 and torch.equal(half, -z[..., 1::2, :])
         return Draws(half if paired else z, paired)
 
-    def of_examples(self, examples: Tensor) -> "Draws":
+    def of_examples(self, examples: Examples) -> "Draws":
         """Those of some examples."""
         return self if self.z.dim() == 2 else Draws(self.z[examples], self.paired)
 
@@ -138,23 +157,31 @@ class Result(NamedTuple):
 
 def top_classes(inputs: Inputs, link: Link, top_k: int, tolerance: float) -> Result:
     """The most probable classes of a chunk of examples, where few candidates do; `trusted` says where."""
-    mean, variance = mean_logits(inputs), rough_variance(inputs)
     draws = Draws.of(inputs)
     if link == "sigmoid":
-        return _top_labels(inputs, mean, variance, draws, top_k)
-    selection = Selection(mean, variance, top_k, tolerance)
-    result = _blank(mean, top_k)
-    waiting = torch.arange(len(mean), device=mean.device)
-    for last in (False, True):
-        counts = selection.counts[waiting]
-        # Too few are there where the others underflow; their noise, relative to each other, is not seen then.
-        waiting = waiting[(counts >= max(top_k, FEW)) & (counts <= LARGEST_SHARE * inputs.num_classes)]
-        for examples, classes in selection.groups(waiting, inputs.mean.first.shape[-1] + inputs.samples):
-            _sample(result, inputs, selection, draws, examples, classes, tolerance)
-        waiting = waiting[selection.may_go_on[waiting]]
-        if last or not len(waiting):
-            break
-        selection.widen(waiting)
+        return _top_labels(inputs, mean_logits(inputs), rough_variance(inputs), draws, top_k)
+    selection = Selection(inputs, top_k)
+    result = _blank(selection.log_p, top_k)
+    # Drawn classes that should do by the last estimate; infinite where these did, or none would.
+    needed = torch.where(SAFETY * SPREAD * selection.rest <= tolerance * DRAWN[0] ** 0.5, 0.0, 1.0)
+    for count, clustered in ((DRAWN[0], False), *((count, True) for count in DRAWN)):
+        if selection.clusters is not None and not clustered:
+            some = (needed == 0).nonzero().squeeze(-1)  # hardly anything is left to their clusters
+        else:
+            some = (needed <= count).nonzero().squeeze(-1)
+            clustered = selection.clusters is not None
+        rows = selection.likeliest.shape[1] + count
+        if not len(some) or rows > LARGEST_SHARE * inputs.num_classes:
+            continue
+        if clustered and selection.means is None:
+            selection.add_means(inputs, needed.isfinite().nonzero().squeeze(-1))
+        size = max(1, BLOCK // ((rows + CLUSTERS) * max(inputs.noise_features, inputs.samples)))
+        # Slices of a chunk that is still whole are not copied.
+        groups = list(slices(len(needed), size)) if len(some) == len(needed) else some.split(size)
+        for examples in groups:
+            needed[examples] = _sample(result, inputs, selection, draws, examples, count, tolerance, clustered)
+        if selection.clusters is not None and not clustered:
+            needed[some] = torch.where(result.trusted[some], torch.inf, 1.0)  # with clusters after all
     return result
 
 
@@ -165,186 +192,283 @@ def _blank(mean: Tensor, top_k: int) -> Result:
     return Result(mean.new_zeros(n, top_k), indices, entropy, expected, left_out, trusted)
 
 
+_known_clusters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def clusters_of(weight: Tensor) -> Tensor | None:
+    """Classes in clusters of near rows of W, [M, C]; −1 fills up the last places. None for too few classes.
+
+    They are made from W alone, so that no example's prediction depends on others, and kept while W stays as it is.
+    """
+    levels = min(CLUSTERS, len(weight) // CLUSTER_SIZE).bit_length() - 1
+    if levels < 1:
+        return None
+    version = -1 if weight.is_inference() else weight._version
+    known = _known_clusters.get(weight)
+    if known is None or known[0] != version or version < 0:
+        known = _known_clusters[weight] = version, _clusters(weight.detach(), levels)
+    return known[1]
+
+
+def _clusters(weight: Tensor, levels: int) -> Tensor:
+    """Cut the classes in halves `levels` times, each part along the axis on which its rows differ most."""
+    K, D = weight.shape
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    start = torch.randn(D, min(D, AXES), generator=torch.Generator().manual_seed(0), dtype=wide)
+    axes = torch.linalg.qr(start.to(weight.device)).Q
+    for _ in range(3):  # to the principal axes of W, about
+        seen = (weight @ axes.to(weight.dtype)).to(wide)
+        axes = torch.linalg.qr((weight.mT @ (seen - seen.mean(0)).to(weight.dtype)).to(wide)).Q
+    places = (weight @ axes.to(weight.dtype)).to(wide)
+    # The first classes stand twice where halves would not be whole.
+    parts = torch.arange(-(-K >> levels) << levels, device=weight.device).unsqueeze(0)  # [parts, classes]
+    for _ in range(levels):
+        there = places[parts % K]
+        axis = there.var(1).argmax(-1)[:, None, None].expand(-1, parts.shape[1], 1)
+        order = there.gather(2, axis).squeeze(-1).argsort(dim=1, stable=True)
+        parts = parts.gather(1, order).view(2 * len(parts), -1)
+    return torch.where(parts < K, parts, -1)
+
+
 class Selection:
-    """Which classes of each example see the noise, and how many others each of them stands for."""
+    """Which classes of each example see the noise; the columns of all tensors are places, cluster after cluster."""
 
-    def __init__(self, mean: Tensor, variance: Tensor, top_k: int, tolerance: float):
-        self.mean, self.top_k = mean, top_k
-        self.normaliser = mean.logsumexp(-1)
-        # Of noise that is too large for a selection, the variance would choose and not the mean.
-        self.q = variance.clamp_(max=2 * LARGEST_VARIANCE).mul_(0.5).add_(mean).softmax(-1)
-        # The likeliest always count by themselves, however small they are.
-        self.least = self.q.topk(4 * top_k).values[:, -1]
-        self.threshold = self._choose(tolerance)
-        self.may_go_on = torch.zeros_like(self.least, dtype=torch.bool)  # those for which more classes could do
-        self.rest = torch.zeros_like(self.least)  # probability without noise of the classes that are drawn from
-        self._draw(torch.arange(len(mean), device=mean.device))
+    def __init__(self, inputs: Inputs, top_k: int):
+        assert inputs.noise is not None
+        lift = inputs.noise.lift
+        rows = lift.weight if lift.kind in ("classifier", "projection") else None
+        self.clusters = clusters = None if rows is None else clusters_of(rows)
+        if clusters is None:
+            self.classes = torch.arange(inputs.num_classes, device=inputs.temperature.device)
+            logits, half = mean_logits(inputs), rough_variance(inputs)
+        else:
+            self.classes = clusters.flatten().clamp(min=0)
+            logits, half = _reordered(inputs, self.classes), rough_variance(inputs, self.classes)
+            if len(self.classes) > inputs.num_classes:
+                logits[:, (clusters < 0).flatten()] = -torch.inf
+        self.log_p = logits.sub_(logits.logsumexp(-1, keepdim=True)).clamp_(min=LEAST)
+        score = half.clamp_(max=2 * LARGEST_VARIANCE).mul_(0.5).add_(self.log_p)
+        self.likeliest = score.topk(max(LIKELIEST, 4 * top_k)).indices  # [n, C]
+        self.tail = self.log_p.exp().scatter_(1, self.likeliest, 0.0)  # p of all others
+        self.rest = self.tail.sum(-1)
+        self.q = score.exp_().scatter_(1, self.likeliest, 0.0)
+        self.sums = self.q.cumsum(-1)
+        shape = (inputs.batch, 1 if clusters is None else len(clusters), -1)
+        self.entropies = -(self.tail * self.log_p).view(shape).sum(-1)  # of each cluster, [n, M]
+        self.mass = self.tail.view(shape).sum(-1)  # P_c, [n, M]
+        self.means, self.places = None, None  # P_c m_c of some examples, [w, M, D], and the place of each, [n]
 
-    def _choose(self, tolerance: float) -> Tensor:
-        """The largest t that should do: its error is about SPREAD √(t · weight of the classes below t)."""
-        chosen = torch.full_like(self.least, THRESHOLDS[-1])
-        for t in reversed(THRESHOLDS[:-1]):
-            below = torch.where(self.q < t, self.q, 0.0).sum(-1)
-            error = SPREAD * (t * below).sqrt()
-            chosen = torch.where(error <= tolerance / SAFETY, t, chosen)
-        return chosen
+    def add_means(self, inputs: Inputs, examples: Tensor) -> None:
+        """Compute the mean rows of the clusters for some examples, by blocks of clusters, each a gather of rows."""
+        assert inputs.noise is not None
+        assert self.clusters is not None
+        rows, tail = inputs.noise.lift.weight, self.tail
+        if len(examples) < len(tail):
+            self.places = torch.zeros(len(tail), dtype=torch.int64, device=tail.device)
+            self.places[examples] = torch.arange(len(examples), device=tail.device)
+            tail = tail.index_select(0, examples)
+        size = max(1, BLOCK // (self.clusters.shape[1] * max(rows.shape[1], len(tail))))
+        tails = tail.view(len(tail), len(self.clusters), -1).transpose(0, 1).to(rows.dtype)
+        chosen = self.classes.view(self.clusters.shape)
+        parts = [torch.bmm(tails[some], _rows_of(rows, chosen[some])) for some in slices(len(chosen), size)]
+        self.means = torch.cat(parts).transpose(0, 1)
 
-    def widen(self, examples: Tensor) -> None:
-        """Take more classes of some examples."""
-        self.threshold[examples] /= WIDER
-        self._draw(examples)
+    def means_of(self, examples: Examples) -> Tensor:
+        """P_c m_c of some of these examples, [g, M, D]."""
+        assert self.means is not None
+        return _of(self.means, examples if self.places is None else self.places[examples])
 
-    def _draw(self, examples: Tensor) -> None:
-        """Draw the classes of some examples: those whose q crosses a multiple of t as q is summed up."""
-        q, t = self.q[examples], torch.minimum(self.threshold[examples], self.least[examples]).unsqueeze(-1)
-        below = torch.where(q < t, q, 0.0).sum(-1, keepdim=True)
-        t = torch.minimum(t, below / DRAWN).clamp_(min=torch.finfo(q.dtype).tiny)
-        self.threshold[examples] = t.squeeze(-1)
-        certain = q >= t
-        probs = (self.mean[examples] - self.normaliser[examples].unsqueeze(-1)).exp_()
-        self.rest[examples] = probs.masked_fill_(certain, 0.0).sum(-1)
-        steps = q.masked_fill(certain, 0.0).cumsum(-1).div_(t).add_(0.5).floor_()
-        certain[:, 0] |= steps[:, 0] >= 1
-        certain[:, 1:] |= steps[:, 1:] != steps[:, :-1]
-        self.counts = torch.zeros(len(self.q), dtype=torch.int64, device=q.device)
-        self.counts[examples] = certain.sum(-1)
-        self.starts = torch.zeros_like(self.counts)
-        self.starts[examples] = self.counts[examples].cumsum(0) - self.counts[examples]
-        self.flat = certain.nonzero()[:, 1]
-
-    def groups(self, examples: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Examples with about as many classes, [g], with those classes [g, C], −1 where there are fewer."""
-        order = examples[self.counts[examples].argsort()]
-        counts = self.counts[order].tolist()
-        end = len(order)
-        while end > 0:  # from those with the most classes on
-            size = max(1, min(end, BLOCK // max(1, counts[end - 1] * width)))
-            start = end - size
-            while counts[start] < 0.7 * counts[end - 1] and start < end - 1:
-                start += 1
-            some, columns = order[start:end], torch.arange(counts[end - 1], device=order.device)
-            places = (self.starts[some].unsqueeze(-1) + columns).clamp_(max=len(self.flat) - 1)
-            yield some, torch.where(columns < self.counts[some].unsqueeze(-1), self.flat[places], -1)
-            end = start
-
-    def weights(self, examples: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log p of classes [g, C], what each weighs in Z_s, which were drawn, and what all of these weigh [g]."""
-        valid, index = classes >= 0, classes.clamp(min=0)
-        log_p = (self.mean[examples.unsqueeze(-1), index] - self.normaliser[examples].unsqueeze(-1)).masked_fill_(
-            ~valid, -torch.inf
-        )
-        p, q = log_p.exp(), self.q[examples.unsqueeze(-1), index]
-        drawn = valid & (q < self.threshold[examples].unsqueeze(-1))
-        rest, stands_for = self.rest[examples], torch.where(drawn, p / q, 0.0)
-        total = stands_for.sum(-1, keepdim=True)
-        share = stands_for * (rest.unsqueeze(-1) / torch.where(total > 0, total, 1.0))
-        return log_p, torch.where(drawn, share, p), drawn, rest
+    def draw(self, examples: Examples, count: int) -> tuple[Tensor, Tensor]:
+        """Places of drawn classes [g, T] by systematic sampling of the sums of q, and what each stands for [g, T]."""
+        sums = _of(self.sums, examples)
+        steps = (torch.arange(count, device=sums.device, dtype=sums.dtype) + 0.5) / count
+        places = torch.searchsorted(sums, steps * sums[:, -1:]).clamp_(max=sums.shape[1] - 1)
+        q = _of(self.q, examples).gather(1, places)
+        stands_for = torch.where(q > 0, _of(self.tail, examples).gather(1, places) / q, 0.0)
+        total = stands_for.sum(-1, keepdim=True).clamp(min=SMALLEST)
+        return places, stands_for * (self.rest[examples].unsqueeze(-1) / total)
 
 
 def _sample(
-    result: Result,
-    inputs: Inputs,
-    selection: Selection,
-    draws: Draws,
-    examples: Tensor,
-    classes: Tensor,
-    tolerance: float,
-) -> None:
-    """Sample the classes [g, C] of some examples and write what comes of it into the result."""
+    result: Result, inputs: Inputs, selection: Selection, draws: Draws, examples: Examples, count: int,
+    tolerance: float, clustered: bool,
+) -> Tensor:  # fmt: skip
+    """Sample the likeliest and some drawn classes of a group [g], write what comes of it into the result, and return
+    how many drawn classes should do [g]: infinitely many where these did, or where no number would."""
     assert inputs.noise is not None
-    log_p, weight, drawn, rest = selection.weights(examples, classes)
-    gaussian = inputs.noise.gaussian.of_examples(examples)
-    factors = factors_at(gaussian, inputs.noise.lift, classes.clamp(min=0)).to(inputs.wide)  # [g, C, Q]
-    # Relative to the candidates' mean: what moves all logits alike moves no probability.
-    own = torch.where(drawn, 0.0, weight)
-    factors = factors - (own.unsqueeze(1) @ factors) / own.sum(-1).clamp(min=SMALLEST)[:, None, None]
-    noise = draws.of_examples(examples).noise(factors)  # [g, C, S or S/2]
-    undrawn = torch.where(drawn.any(-1), 0.0, rest)  # nothing was drawn to stand for them
-    sampled = Sampled(noise, weight, undrawn, draws.paired)
+    likeliest, (drawn, weight) = selection.likeliest[examples], selection.draw(examples, count)
+    C, rest = likeliest.shape[1], selection.rest[examples]
+    places = torch.cat((likeliest, drawn), 1)
+    log_p, classes = _of(selection.log_p, examples).gather(1, places), selection.classes[places]
+    noise, normals = inputs.noise.of_examples(examples), draws.of_examples(examples)
+    own, cluster = log_p[:, :C].exp(), None
+    if not clustered:
+        factors, centres = factors_at(noise.gaussian, noise.lift, classes).to(inputs.wide), None  # [g, C + T, Q]
+    else:
+        basis, mass = noise.gaussian.basis(), selection.mass[examples]
+        factors = (_rows_of(noise.lift.weight, classes).to(basis.dtype) @ basis.mT).to(inputs.wide)
+        centres = (selection.means_of(examples).to(basis.dtype) @ basis.mT).to(inputs.wide)  # [g, M, Q]
+        centres = centres / mass.clamp(min=SMALLEST).unsqueeze(-1)
+    # Relative to the likeliest classes: what moves all logits alike moves no probability.
+    middle = (own.unsqueeze(1) @ factors[:, :C]) / own.sum(-1).clamp(min=SMALLEST)[:, None, None]
+    spread = factors[:, C:] - middle
+    if centres is not None:
+        cluster = Clustered(drawn // (selection.q.shape[1] // mass.shape[1]), mass, normals.noise(centres - middle))
+        spread = factors[:, C:] - centres.gather(1, _rows(cluster.places, factors.shape[-1]))
+    sampled = Sampled(normals.noise(factors - middle), draws.paired, own, weight, cluster)
     log_probs = log_p + sampled.ratio().log()  # log p̄ of every class that was looked at
-    values, places = log_probs.topk(selection.top_k)
-    variance = factors.square().sum(-1).masked_fill_(classes < 0, 0.0) / inputs.temperature.square()
-    effect = sampled.effect(places, log_p)
-    error, calm = _error(effect, variance, values, weight, drawn, rest, inputs.num_classes, tolerance)
-    calm &= noise.abs().amax((1, 2)) <= LARGEST_NOISE
+    values, order = log_probs[:, :C].topk(result.indices.shape[1])
+    variance = spread.square().sum(-1) / inputs.temperature.square()  # [g, T]
+    mean_variance = (variance * weight).sum(-1) / rest.clamp(min=SMALLEST)
+    error = _error(sampled.effect(order, log_p), weight, rest, mean_variance, values, cluster is not None)
+    # How far noise may lift others whose probabilities underflow.
+    largest, least = variance.amax(-1), inputs.num_classes * torch.finfo(rest.dtype).tiny
+    lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
+    calm = ((rest > 0) | (lifted <= tolerance / 10)) & (mean_variance <= LARGEST_VARIANCE) & sampled.finite
+    calm &= log_probs[:, C:].amax(-1) <= values[:, -1]
     trusted = calm & (error <= tolerance)
-    probs = log_probs.exp()
-    # A drawn class stands for as many like it as it weighs more than itself.
-    times = torch.where(weight > 0, weight / log_p.exp(), 0.0)
-    entropy = (times * torch.special.entr(probs)).sum(-1)
-    left_out = (1 - torch.where(drawn, 0.0, probs).sum(-1)).clamp_(min=0)
-    new = (values, classes.gather(-1, places), entropy, sampled.entropy(log_p), left_out, trusted)
+    # Entropies of the tail without noise are exact; a drawn class says how noise changes that of those like it.
+    probs, before = log_probs.exp(), log_p[:, C:].exp()
+    changes = (torch.special.entr(probs[:, C:]) - torch.special.entr(before)) / before.clamp(min=SMALLEST)
+    entropies = selection.entropies[examples]
+    entropy = torch.special.entr(probs[:, :C]).sum(-1) + entropies.sum(-1) + (weight * changes).sum(-1)
+    left_out = (1 - probs[:, :C].sum(-1)).clamp_(min=0)
+    new = (values, classes.gather(-1, order), entropy, sampled.entropy(log_p, entropies), left_out, trusted)
     for column, value in zip(result, new, strict=True):
         column[examples] = value
-    selection.may_go_on[examples] = calm & ~trusted & (error <= GAIN * tolerance)
+    return torch.where(calm & ~trusted, count * (error / tolerance).square(), torch.inf)
+
+
+def _of(values: Tensor, examples: Examples) -> Tensor:
+    """Those of some examples; whole rows are selected faster than indexed."""
+    return values[examples] if isinstance(examples, slice) else values.index_select(0, examples)
+
+
+def _rows_of(weight: Tensor, classes: Tensor) -> Tensor:
+    """Rows of W [..., D] of classes [...]."""
+    return weight.index_select(0, classes.flatten()).view(*classes.shape, weight.shape[1])
+
+
+def _rows(index: Tensor, width: int) -> Tensor:
+    """An index [g, T] for whole rows, [g, T, width]."""
+    return index.unsqueeze(-1).expand(-1, -1, width)
+
+
+class Clustered(NamedTuple):
+    """The clusters of a group."""
+
+    places: Tensor  # cluster of each drawn class, [g, T]
+    mass: Tensor  # P_c, [g, M]
+    noise: Tensor  # m_c · h_s, [g, M, S or S/2]
+
+
+class Half(NamedTuple):
+    """The samples, or the negatives of all of them."""
+
+    sign: int
+    exponentials: Tensor  # exp(n_sk), [g, C + T, S or S/2]
+    clusters: Tensor | None  # exp(m_c · h_s), [g, M, S or S/2]
+    model: Tensor | None  # that of the cluster of each drawn class, [g, T, S or S/2]
+    beyond: Tensor  # what the drawn classes have beyond the model, likewise
+    total: Tensor  # Z_s, [g, S or S/2]
 
 
 class Sampled:
-    """exp(n_sk) of the classes of a group, and Z_s: of samples s, and of their negatives if they are pairs."""
+    """exp(n_sk) of the classes and clusters of a group, and Z_s: of samples s, and of their negatives in pairs.
 
-    def __init__(self, noise: Tensor, weight: Tensor, undrawn: Tensor, paired: bool):
-        self.noise, self.weight = noise, weight  # [g, C, S or S/2], [g, C]
-        exponentials = noise.exp()
-        self.halves = [exponentials, exponentials.reciprocal()] if paired else [exponentials]
-        self.totals = [self._sum(half) + undrawn.unsqueeze(-1) for half in self.halves]  # Z_s, [g, S or S/2]
+    Args:
+        noise: of the likeliest classes and the drawn ones, [g, C + T, S or S/2]
+        paired: whether the negatives of the samples belong to them.
+        own: p of the likeliest classes, [g, C]
+        weight: of the drawn ones, what each stands for, [g, T]
+        clustered: the clusters that all classes but the likeliest are in, if they are.
+    """
+
+    def __init__(self, noise: Tensor, paired: bool, own: Tensor, weight: Tensor, clustered: Clustered | None):
+        self.noise, self.own, self.weight, self.clustered = noise, own, weight, clustered
+        self.centre = None  # noise of the cluster of each drawn class
+        exponentials, clusters, extremes = noise.exp(), None, [noise.flatten(1).aminmax(dim=1)]
+        if clustered is not None:
+            self.centre = clustered.noise.gather(1, _rows(clustered.places, noise.shape[-1]))
+            clusters = clustered.noise.exp()
+            extremes.append(clustered.noise.flatten(1).aminmax(dim=1))
+        self.halves = [self._half(1, exponentials, clusters)]
+        if paired:
+            self.halves += [
+                self._half(-1, exponentials.reciprocal(), None if clusters is None else clusters.reciprocal())
+            ]
         self.samples = noise.shape[-1] * len(self.halves)
+        self.finite = torch.stack([half.total.amin(-1) for half in self.halves]).amin(0) > 0
+        for least, largest in extremes:
+            self.finite &= (least >= -LARGEST_NOISE) & (largest <= LARGEST_NOISE)
 
-    def _sum(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Σ_k weight_k values_ks, [g, S or S/2]."""
-        return torch.bmm((self.weight if weight is None else weight).unsqueeze(1), values).squeeze(1)
+    def _half(self, sign: int, exponentials: Tensor, clusters: Tensor | None) -> Half:
+        C = self.own.shape[1]
+        beyond, model, total = exponentials[:, C:], None, _sum(self.own, exponentials[:, :C])
+        if clusters is not None and self.clustered is not None and self.centre is not None:
+            model = clusters.gather(1, _rows(self.clustered.places, clusters.shape[-1]))
+            # exp(n) − model (1 + n − centre)
+            beyond = beyond - torch.addcmul(model, model, self.noise[:, C:] - self.centre, value=sign)
+            total = total + _sum(self.clustered.mass, clusters)
+        return Half(sign, exponentials, clusters, model, beyond, total + _sum(self.weight, beyond))
 
     def ratio(self) -> Tensor:
-        """mean_s exp(n_sk) / Z_s, [g, C]: p̄_k / p_k."""
-        parts = [torch.bmm(half, 1 / total.unsqueeze(-1)) for half, total in self._both()]
+        """mean_s exp(n_sk) / Z_s, [g, C + T]: p̄_k / p_k."""
+        parts = [torch.bmm(half.exponentials, 1 / half.total.unsqueeze(-1)) for half in self.halves]
         return torch.stack(parts).sum(0).squeeze(-1) / self.samples
 
     def effect(self, places: Tensor, log_p: Tensor) -> Tensor:
-        """What a little more of each class in Z_s does to the probabilities of some, [g, k, C] for places [g, k]:
-        mean_s p_sk exp(n_s·) / Z_s."""
-        index = places.unsqueeze(-1).expand(-1, -1, self.noise.shape[-1])
+        """What a little more of each drawn class in Z_s does to the probabilities of some, [g, k, T] for places [g, k]:
+        mean_s p_sk / Z_s times what the class has beyond the model."""
+        index = _rows(places, self.noise.shape[-1])
         scale = log_p.gather(-1, places).exp().unsqueeze(-1) / self.samples
         parts = [
-            torch.bmm(half.gather(1, index) * scale / total.square().unsqueeze(1), half.mT)
-            for half, total in self._both()
+            torch.bmm(half.exponentials.gather(1, index) * scale / half.total.square().unsqueeze(1), half.beyond.mT)
+            for half in self.halves
         ]
         return torch.stack(parts).sum(0)
 
-    def entropy(self, log_p: Tensor) -> Tensor:
-        """The mean over the samples of −Σ_k p_sk log p_sk = log Z_s − Σ_k p_sk (log p_k + n_sk), [g]."""
-        surprise = self.weight * log_p.masked_fill(self.weight == 0, 0.0)
+    def entropy(self, log_p: Tensor, entropies: Tensor) -> Tensor:
+        """The mean over the samples of −Σ_k p_sk log p_sk = log Z_s − Σ_k p_sk (log p_k + n_sk), [g].
+
+        log_p [g, C + T] of the classes, and −Σ p log p of each cluster [g, M].
+        """
+        weight = torch.cat((self.own, self.weight), 1)
+        surprise, drawn = weight * log_p, slice(self.own.shape[1], None)
         parts = []
-        for sign, (half, total) in zip((1, -1), self._both(), strict=False):
-            moved = sign * self._sum(self.noise * half)
-            parts.append((total.log() - (self._sum(half, surprise) + moved) / total).sum(-1))
+        for sign, exponentials, clusters, model, _, normaliser in self.halves:
+            total = _sum(surprise, exponentials) + sign * _sum(weight, exponentials * self.noise)
+            if clusters is not None and model is not None and self.clustered is not None and self.centre is not None:
+                moved = _sum(self.clustered.mass, clusters * self.clustered.noise)
+                moved = moved - _sum(self.weight, model * self.centre)
+                total = total + sign * moved - _sum(entropies, clusters) - _sum(surprise[:, drawn], model)
+            parts.append((normaliser.log() - total / normaliser).sum(-1))
         return torch.stack(parts).sum(0) / self.samples
 
-    def _both(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self.halves, self.totals, strict=True))
+
+def _sum(weight: Tensor, values: Tensor) -> Tensor:
+    """Σ_k weight_k values_ks, [g, s] from [g, k] and [g, k, s]."""
+    return torch.bmm(weight.unsqueeze(1), values).squeeze(1)
 
 
-def _error(
-    effect: Tensor, variance: Tensor, values: Tensor, weight: Tensor, drawn: Tensor, rest: Tensor, num_classes: int,
-    tolerance: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """How far off the top probabilities together may be, [g], and whether the noise lets that be estimated, [g].
+def _error(effect: Tensor, weight: Tensor, rest: Tensor, variance: Tensor, values: Tensor, modelled: bool) -> Tensor:
+    """How far off the top probabilities together may be, [g].
 
-    effect [g, k, C] and log-probabilities `values` [g, k] of the top classes; of the classes [g, C] the variance of the
-    noise, what they weigh and which were drawn; rest [g] is what the drawn ones weigh together.
+    effect [g, k, T] of drawn classes that weigh [g, T], together rest [g]; the variance of their noise beyond the model
+    [g], and log-probabilities `values` [g, k] of the top classes.
     """
-    count, weight = drawn.sum(-1), torch.where(drawn, weight, 0.0)
-    whole = rest.clamp(min=SMALLEST)
-    middle = (effect * weight.unsqueeze(1)).sum(-1, keepdim=True) / whole[:, None, None]
-    spread = ((effect - middle) * weight.unsqueeze(1)).square().sum(-1)  # [g, k]
-    spread = (spread * (count / (count - 1).clamp(min=1)).unsqueeze(-1)).sqrt().sum(-1)
-    mean_variance = (variance * weight).sum(-1) / whole
-    alone = values.exp().sum(-1) * rest * mean_variance.clamp(max=10).expm1().sqrt() / count.clamp(min=1).sqrt()
+    count, weight, whole = weight.shape[1], weight.unsqueeze(1), rest.clamp(min=SMALLEST)[:, None, None]
+    middle = (effect * weight).sum(-1, keepdim=True) / whole
+    spread = ((effect - middle) * weight).square().sum(-1)  # [g, k]
+    spread = (spread * (count / (count - 1))).sqrt().sum(-1)
+    variance = variance.clamp(max=10)
+    # Variance of exp(n), or of exp(n) − 1 − n, for normal n.
+    alone = variance.expm1() * variance.exp()
+    if modelled:
+        alone = (2 * variance).exp() + 1 + variance - 2 * (variance / 2).exp() * (1 + variance)
+    alone = alone.clamp(min=0) / count
     # The reciprocal of an uncertain Z_s is on average too large.
-    bias = rest.square() / count.clamp(min=1) * mean_variance.clamp(max=10).exp()
-    # How far noise may lift the others, by the largest that was seen; also others whose probabilities underflow.
-    largest, least = variance.amax(-1), num_classes * torch.finfo(rest.dtype).tiny
-    lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
-    calm = ((count >= FEW) | (lifted <= tolerance / 10)) & (mean_variance <= LARGEST_VARIANCE)
-    return SAFETY * spread.maximum(FLOOR * alone) + bias, calm
+    return SAFETY * spread.maximum(FLOOR * values.exp().sum(-1) * rest * alone.sqrt()) + rest.square() * alone
 
 
 def _top_labels(inputs: Inputs, mean: Tensor, variance: Tensor, draws: Draws, top_k: int) -> Result:

@@ -112,26 +112,47 @@ def test_factors_at_some_classes_are_those_of_the_lifted_basis():
             torch.testing.assert_close(rows, distribution.factors.expand(3, -1, -1).mT.gather(1, index))
 
 
-def test_the_classes_of_a_selection_weigh_as_much_as_all():
-    head, features = trained_like(noise=0.1)
+@pytest.mark.parametrize("classes", [K, K + 37])
+def test_clusters_hold_each_class_once_and_near_rows(classes):
+    weight = torch.randn(classes, D) * 0.6 ** torch.arange(D)
+    clusters = candidates.clusters_of(weight)
+    assert clusters is not None
+    assert torch.equal(clusters[clusters >= 0].sort().values, torch.arange(classes))
+    assert candidates.clusters_of(weight) is clusters
+    rows = weight[clusters.clamp(min=0)]
+    assert rows.var(1).sum(-1).mean() < 0.5 * weight.var(0).sum()
+    weight.mul_(-1).add_(torch.randn(classes, D))  # changed in place, they are made anew
+    assert not torch.equal(candidates.clusters_of(weight), clusters)
+
+
+@pytest.mark.parametrize("variant", ["het-xl", "het-xl-own", "het"])
+def test_a_selection_weighs_as_much_as_all_classes(variant):
+    head, features = trained_like(noise=0.1, variant=variant)
     inputs = inputs_of(head, features)
-    mean = candidates.mean_logits(inputs)
-    selection = candidates.Selection(mean, candidates.rough_variance(inputs), 5, TOLERANCE)
-    everyone = torch.arange(len(features))
-    seen = []
-    for examples, classes in selection.groups(everyone, 100):
-        log_p, weight, drawn, rest = selection.weights(examples, classes)
-        torch.testing.assert_close(weight.sum(-1) + torch.where(drawn.any(-1), 0.0, rest), torch.ones(len(examples)))
-        probs = mean[examples].softmax(-1)
-        torch.testing.assert_close(log_p.exp(), torch.where(classes < 0, 0.0, probs.gather(1, classes.clamp(min=0))))
-        assert torch.equal(selection.counts[examples], (classes >= 0).sum(-1))
-        certain = (classes >= 0) & ~drawn
-        for row, own, sure in zip(probs, classes, certain, strict=True):
-            # The likeliest count by themselves, each once.
-            assert set(row.topk(5).indices.tolist()) <= set(own[sure].tolist())
-            assert len(own[own >= 0].unique()) == (own >= 0).sum()
-        seen.append(examples)
-    assert torch.equal(torch.cat(seen).sort().values, everyone)
+    selection = candidates.Selection(inputs, 5)
+    probs = candidates.mean_logits(inputs).softmax(-1)
+    own = selection.classes[selection.likeliest]
+    tail = probs.scatter(1, own, 0.0)
+    torch.testing.assert_close(selection.rest, tail.sum(-1))
+    torch.testing.assert_close(selection.entropies.sum(-1), torch.special.entr(tail).sum(-1))
+    for row, likeliest in zip(probs, own, strict=True):
+        assert set(row.topk(5).indices.tolist()) <= set(likeliest.tolist())
+    some = torch.tensor([3, 7])
+    places, weight = selection.draw(some, 64)
+    torch.testing.assert_close(weight.sum(-1), selection.rest[some])
+    assert (tail[some].gather(1, selection.classes[places]) > 0).all()
+    assert inputs.noise is not None
+    if variant == "het":
+        assert selection.clusters is None
+        return
+    selection.add_means(inputs, torch.tensor([3, 5, 7]))
+    assert selection.clusters is not None
+    for cluster in (0, 5):
+        members = selection.clusters[cluster]
+        mass = tail[:, members]
+        torch.testing.assert_close(selection.mass[:, cluster], mass.sum(-1))
+        means = mass[some] @ inputs.noise.lift.weight[members]
+        torch.testing.assert_close(selection.means_of(some)[:, cluster], means)
 
 
 def test_labels_of_the_sigmoid_are_those_of_all():
