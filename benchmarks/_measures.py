@@ -109,7 +109,11 @@ def compare_top_k(meter: Meter) -> TopK:
     meter.say("training the head")
     predict, det, classes = prepare_top_k(sizes)
     meter.say("predicting")
-    tasks = {"pruned": lambda: predict(TOP_K), "full": lambda: predict(None), "det": lambda: det(TOP_K)}
+    tasks: dict[str, Callable[[], object]] = {
+        "pruned": lambda: predict(TOP_K),
+        "full": lambda: predict(None),
+        "det": lambda: det(TOP_K),
+    }
     pruned, full, plain = meter.time(tasks, sizes.least, sizes.limit)
     top, everything = predict(TOP_K), predict(None)
     assert top.indices is not None

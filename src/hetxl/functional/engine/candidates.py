@@ -301,11 +301,11 @@ def _sample(
     places = torch.cat((likeliest, drawn), 1)
     log_p, classes = _of(selection.log_p, examples).gather(1, places), selection.classes[places]
     noise, normals = inputs.noise.of_examples(examples), draws.of_examples(examples)
-    own, cluster = log_p[:, :C].exp(), None
+    own, cluster, mass = log_p[:, :C].exp(), None, selection.mass[examples]
     if not clustered:
         factors, centres = factors_at(noise.gaussian, noise.lift, classes).to(inputs.wide), None  # [g, C + T, Q]
     else:
-        basis, mass = noise.gaussian.basis(), selection.mass[examples]
+        basis = noise.gaussian.basis()
         factors = (_rows_of(noise.lift.weight, classes).to(basis.dtype) @ basis.mT).to(inputs.wide)
         centres = (selection.means_of(examples).to(basis.dtype) @ basis.mT).to(inputs.wide)  # [g, M, Q]
         centres = centres / mass.clamp(min=SMALLEST).unsqueeze(-1)
