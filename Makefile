@@ -28,7 +28,7 @@ run: $(STAMP) ## train every head on Python's own source code and compare them (
 	@$(BIN)/hetxl compare
 
 test: $(STAMP) lint types ## format, lint, types and tests: what a change must pass
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal # one thread each: two would wait for each other
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: $(BIN)/ruff format ."; exit 1; }
@@ -41,7 +41,7 @@ browser: ## install Chromium from Debian's packages (needs root); without it the
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
 	  { echo "Installing Chromium"; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; }
 
-test-slow: $(STAMP) ## the slow tests: the wheel in an empty environment, all examples, killed runs
+test-slow: $(STAMP) ## the slow tests, over an hour: damaged files, killed runs, a long run, all examples, the wheel
 	@$(BIN)/python -m pytest -m slow
 
 bench: $(STAMP) ## measure samplers, methods, the engine and the training loop against their limits (about an hour)

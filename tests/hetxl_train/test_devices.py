@@ -72,7 +72,12 @@ def reads_of_a_step(device, trainer) -> list[str]:
     return reads
 
 
-@pytest.mark.parametrize("options", STEPS, ids=str)
+def name_of(options):
+    """The name of a case, the same in every process: a dataset shows an address otherwise."""
+    return ", ".join(f"{option}={getattr(value, 'name', value)}" for option, value in options.items()) or "defaults"
+
+
+@pytest.mark.parametrize("options", STEPS, ids=name_of)
 def test_a_step_stays_on_its_device_and_reads_nothing(tmp_path, options):
     with SecondDevice() as device:
         reads = reads_of_a_step(device, trainer_on_the_second_device(tmp_path, ema=0.9, **options))
@@ -82,7 +87,7 @@ def test_a_step_stays_on_its_device_and_reads_nothing(tmp_path, options):
     }
 
 
-@pytest.mark.parametrize("options", [*HEADS, LEAST, {"data": LISTS}], ids=str)
+@pytest.mark.parametrize("options", [*HEADS, LEAST, {"data": LISTS}], ids=name_of)
 def test_an_evaluation_on_the_device_gives_the_metrics_of_the_cpu(tmp_path, options):
     config = {"data": DATA, "eval_samples": 8} | options
     with SecondDevice():
