@@ -175,6 +175,8 @@ class Strangers(Study):
         parts += [_twins_text(summary["settings"]), self.image_link]
         if summary["missing"]:
             parts.append(f"Not run yet: {', '.join(summary['missing'])}. Rerun the same command to run them.")
+        if "note" in summary:  # what a reader should know of runs of an older version
+            parts.append(summary["note"])
         for title, table in (("Right labels", clean_table), ("scikit-learn", sklearn_table)):
             rows = table(summary["settings"])
             parts += [f"## {title}", rows] if rows else []
