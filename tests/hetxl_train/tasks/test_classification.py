@@ -53,7 +53,7 @@ def test_files_are_written_and_readable(tmp_path, dataset, head):
     assert content["confusions"] == evaluation.pairs
     assert content["confusions"]
     assert (content["confusions"][0]["correlation"] is None) == (head == "det")
-    assert set(content["examples"]) == {"most_certain", "least_certain", "most_wrong"}
+    assert set(content["examples"]) == {"most_certain", "least_certain", "most_wrong", "confused"}
     result = result_of(model, dataset, {"test": metrics}, evaluation)
     assert json.loads(json.dumps(result)) == result
     assert result["best_nll"] == dataset.best_nll

@@ -503,8 +503,8 @@ def test_train_and_predict(cache, tmp_path, monkeypatch):
     config = small(tmp_path / "run", data="glyphs", steps=2, width=8, depth=1, features=16, batch_size=32)
     run = train(config, console=QUIET)
     examples = json.loads((run.path / "examples.json").read_text(encoding="utf-8"))
-    for entries in examples.values():
-        for entry in entries:
+    for name in ("most_certain", "least_certain", "most_wrong"):
+        for entry in examples[name]:
             assert entry["image"].startswith("data:image/png;base64,")
             assert entry["label"] in entry["text"]
     # A image of a file is taken as those of the dataset are.

@@ -111,7 +111,7 @@ def test_flat_predictions_are_right_too():
     full = head.predict(features, top_k=5, noise=z, tolerance=0)
     torch.testing.assert_close(pruned.probs, full.probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(pruned.entropy, full.entropy, rtol=1e-3, atol=0)
-    assert torch.equal(pruned.left_out, torch.zeros(4))  # among 2,000 classes alike, all are sampled
+    assert (pruned.left_out > 0.5).all()  # among 2,000 classes alike, drawn ones stand for the others
 
 
 def test_noise_that_no_fit_follows_gets_all_classes():
