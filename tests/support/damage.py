@@ -69,7 +69,7 @@ def _places(content: Any):
 
 
 def for_all(strategy: Any, examples: int, check: Callable[[Any], None]) -> None:
-    """Call a function for so many values, which the seed decides, and show the simplest that fails."""
+    """Call a function for a number of values, which the seed decides, and show the simplest that fails."""
     print(f"{examples} examples from seed {SEED} (HETXL_FUZZ_SEED)")
 
     @seed(SEED)

@@ -310,7 +310,7 @@ class _Problem:
 
     @torch.no_grad()
     def losses(self, head: HetXLHead, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the NLL of each row [n], float64; all rows have the same draws, so many that they take no side."""
+        """Return the NLL of each row [n], float64; all rows have the same draws, enough to favour neither."""
         size = max(1, BLOCK // (EVAL_SAMPLES * len(self.weight)))
         call: Callable[..., Tensor] = head.loss
         parts = zip(features.split(size), targets.split(size), strict=True)

@@ -34,7 +34,7 @@ from hetxl.registry import Link
 FEWEST_CLASSES = 1024  # with fewer, all of them cost little more
 FEWEST_SAMPLES = 16
 LIKELIEST = 96  # classes that count by themselves
-DRAWN = (64, 192, 640, 1600)  # classes that are drawn: first so many, then as many as the error asks for
+DRAWN = (64, 192, 640, 1600)  # numbers of classes to draw: the first, then the one that the error requires
 LARGEST_SHARE = 1 / 4  # of the classes; with more of them, sampling all costs no more
 CLUSTERS = 128  # at most
 CLUSTER_SIZE = 64  # classes at least
