@@ -295,8 +295,10 @@ def choose_prior(
 
 
 def prior_steps(steps: int, weights: int) -> int:
-    """Return how many steps `choose_prior` takes for each prior before a run of a head with so many weights; 0 for so
-    short a run that it takes `PRIOR`."""
+    """Return the steps that `choose_prior` takes for each prior, by the steps of the run and the weights of its head.
+
+    0 if the run is too short to choose: it takes `PRIOR`.
+    """
     each = min(PRIOR_STEPS, steps // ((2 if weights <= SMALL_HEAD else 10) * len(PRIORS)))
     return each if each >= 10 else 0
 
