@@ -13,16 +13,23 @@ from torch import Tensor, nn
 from hetxl._checks import integer_at_least, one_of
 from hetxl._tensors import StoredTensors, check_finite, read_tensors, write_tensors
 from hetxl._version import __version__
-from hetxl.nn import HEADS, FixedTemperature, Head, HetHashHead, LearnedTemperature, build_head
+from hetxl.nn import HEADS, DropoutHead, FixedTemperature, Head, HetHashHead, LaplaceHead, LearnedTemperature
 from hetxl.nn.classifier import is_plain_linear
 from hetxl.nn.covariance import COVARIANCE_CLASSES
-from hetxl.registry import head_entry
+from hetxl.registry import HEAD_ENTRIES, HeadEntry
 
-FORMAT = 6
-"""1 had no `noise_scale`, 2 no `standardize`, 3 no checksum, 4 no `eval_seed`, 5 no `flip_rate`."""
+FORMAT = 7
+"""1 had no `noise_scale`, 2 no `standardize`, 3 no checksum, 4 no `eval_seed`, 5 no `flip_rate`, 6 no averaged
+heads."""
 KEY = "hetxl_head"
 """The entry of the metadata that holds the configuration."""
 
+_CLASSES: dict[str, type[Head]] = {**HEADS, "dropout": DropoutHead, "laplace": LaplaceHead}
+_AVERAGED = (
+    HeadEntry("dropout", "MC dropout", "DropoutHead", options=("dropout",), noise=False),
+    HeadEntry("laplace", "Laplace", "LaplaceHead", noise=False),
+)
+_ENTRIES = {entry.name: entry for entry in (*HEAD_ENTRIES, *_AVERAGED)}
 _COVARIANCES: dict[type, str] = {kind: name for name, kind in COVARIANCE_CLASSES.items()}
 _SHARED = (
     "link",
@@ -44,8 +51,8 @@ def save_head(head: Head, path: str | Path, *, class_names: Sequence[str] | None
     """Write a head to one file, whole or not at all.
 
     Args:
-        head: one of the four, with a linear classifier, a named sampler and a fixed or learned temperature: what can be
-            described without code.
+        head: one of the four, a `DropoutHead` or a `LaplaceHead`, with a linear classifier, a named sampler and a fixed
+            or learned temperature: what can be described without code.
         path: usually ends in .safetensors.
         class_names: K names, kept with the configuration; `describe_head` gives them back.
     """
@@ -93,7 +100,7 @@ def describe_head(path: str | Path) -> dict[str, Any]:
 
 def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, Any]:
     """Return what a head is made of; raises for what JSON cannot hold."""
-    kinds: dict[type, str] = {kind: name for name, kind in HEADS.items()}
+    kinds: dict[type, str] = {kind: name for name, kind in _CLASSES.items()}
     if type(head) not in kinds:
         raise TypeError(
             f"head must be one of {', '.join(kind.__name__ for kind in kinds)}, found {type(head).__name__}"
@@ -189,7 +196,7 @@ def _read_configuration(path: Path, stored: StoredTensors) -> dict[str, Any]:
     try:
         _exactly("entries", configuration, ("format", "hetxl_version", "head", "in_features", "num_classes", "options",
                                     "temperature", "class_names"))  # fmt: skip
-        one_of("head", configuration["head"], HEADS)
+        one_of("head", configuration["head"], _CLASSES)
         if version == 1 and configuration["head"] != "det" and isinstance(configuration["options"], dict):
             configuration["options"].setdefault("noise_scale", 1.0)
         if version <= 2 and isinstance(configuration["options"], dict):
@@ -198,7 +205,7 @@ def _read_configuration(path: Path, stored: StoredTensors) -> dict[str, Any]:
             configuration["options"].setdefault("eval_seed", 0)
         if version <= 5 and isinstance(configuration["options"], dict):
             configuration["options"].setdefault("flip_rate", 0.0)
-        entry = head_entry(configuration["head"])
+        entry = _ENTRIES[configuration["head"]]
         _exactly("options", configuration["options"], (*_SHARED, *(_NOISE if entry.noise else ()), *entry.options))
         temperature = configuration["temperature"]
         _exactly("temperature", temperature, None)
@@ -242,7 +249,7 @@ def _empty_head(configuration: dict[str, Any]) -> Head:
     kind, _ = _TEMPERATURES[entries.pop("kind")]
     name, *sizes = (configuration[entry] for entry in ("head", "in_features", "num_classes"))
     with torch.device("meta"):
-        return build_head(name, *sizes, temperature=kind(**entries), **configuration["options"])
+        return _CLASSES[name](*sizes, temperature=kind(**entries), **configuration["options"])
 
 
 def _mismatch(head: Head, shapes: dict[str, tuple[int, ...]]) -> str:

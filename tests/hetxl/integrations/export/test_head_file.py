@@ -14,6 +14,7 @@ import hetxl
 from hetxl._tensors import CHECKSUM, write_tensors
 from hetxl.functional.samplers import iid
 from hetxl.integrations.export.head_file import FORMAT, KEY, describe_head, load_head, save_head
+from hetxl.nn import DropoutHead, LaplaceHead
 from support.cases import GRID, LINKS, make, normals
 
 NAMES = [f"class {number}" for number in range(7)]
@@ -69,6 +70,23 @@ def test_every_option_comes_back(name, options, tmp_path):
     assert same(actual, head, torch.randn(3, 5))
     actual.reset_parameters()  # the options that it needs are there
     assert all(torch.isfinite(parameter).all() for parameter in actual.parameters())
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_averaged_heads_come_back(link, tmp_path):
+    """MC dropout with its rate, and Laplace with the curvature and the prior that make its posterior."""
+    features = torch.randn(40, 5)
+    laplace = LaplaceHead.of(hetxl.DetHead(5, 7, link=link, temperature=0.7, standardize=True)).eval()
+    laplace.measure([features])
+    laplace.prior = 3.0
+    for head in (DropoutHead(5, 7, link=link, dropout=0.4, eval_samples=9, eval_seed=4).eval(), laplace):
+        save_head(head, tmp_path / "head.safetensors", class_names=NAMES)
+        actual = load_head(tmp_path / "head.safetensors")
+        assert type(actual) is type(head)
+        for method in head.methods:
+            expected = head.predict(features, method=method)
+            assert torch.equal(actual.predict(features, method=method).probs, expected.probs), method
+        assert not torch.equal(expected.probs, head.predict(features).probs)  # unlike DET
 
 
 def test_other_dtypes_and_devices(tmp_path):
