@@ -1,4 +1,4 @@
-"""Modules: the four heads, their covariances and temperatures, and what a classifier behind them has to be."""
+"""Modules: the four heads, their covariances and temperatures, and the interface of their classifiers."""
 
 from hetxl.nn.averaged import DropoutHead, LaplaceHead
 from hetxl.nn.classifier import Classifier, NoisyFeatures

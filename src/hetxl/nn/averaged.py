@@ -1,4 +1,4 @@
-"""Two baselines of a head: DET whose predictions average over dropout masks, or over a posterior of its weights."""
+"""Two baselines: DET with predictions averaged over dropout masks, or over a Laplace posterior of its weights."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -19,16 +19,16 @@ from hetxl.nn.prediction import Prediction
 
 
 class AveragedHead(DetHead):
-    """DET in training; in evaluation mode and in `predict` it averages over `eval_samples` draws of its logits."""
+    """Train like DET; in evaluation mode and in `predict`, average over `eval_samples` draws of the logits."""
 
-    methods: tuple[str, ...] = ("mc", "deterministic")  # of `predict`; the first is that of evaluation mode
+    methods: tuple[str, ...] = ("mc", "deterministic")  # methods of `predict`; evaluation mode uses the first
 
     @abstractmethod
     def _draws(self, noisy: NoisyFeatures, samples: int) -> Iterator[Tensor]:
-        """Yield `count` draws of the logits [..., K], before τ."""
+        """Yield `samples` draws of the logits [..., K], before τ."""
 
     def _source(self, noisy: NoisyFeatures) -> tuple[torch.Generator, bool]:
-        """Return where draws come from, and whether all examples share them: without a generator those of the seed."""
+        """Return the generator of the draws [default: of `eval_seed`], and whether all examples share them."""
         if noisy.generator is not None:
             return noisy.generator, False
         return torch.Generator().manual_seed(self.eval_seed), True
@@ -39,13 +39,13 @@ class AveragedHead(DetHead):
         return average_logits((draw / noisy.temperature for draw in logits), self.link)
 
     def _logits(self, features: Tensor) -> Tensor:
-        """Return the classifier's logits [..., K] of standardised features [..., D]."""
+        """Compute the classifier's logits [..., K] from standardised features [..., D]."""
         return LogitDistribution(features, self._affine() or self.classifier).mean
 
     def forward(self, features: Tensor, targets: Any = None, **options: Any) -> Tensor:
-        """Return log-probabilities [..., K] (sigmoid: logits of the mean probabilities), or with targets their loss.
+        """Return log-probabilities [..., K] (sigmoid: logits of the mean probabilities), or the loss of targets.
 
-        In training mode they are of a single draw; options as of `Head.forward`, without `noise` and `order`.
+        Training mode uses a single draw. Takes the options of `Head.forward`, except `noise` and `order`.
         """
         if self.training:
             return super().forward(features, targets, **options)
@@ -53,7 +53,7 @@ class AveragedHead(DetHead):
         samples = integer_at_least("num_samples", options.pop("num_samples", None) or self.eval_samples, 1)
         noisy = self._noisy_features(features, samples, generator=options.pop("generator", None))
         logits = self._average(noisy, self.methods[0], samples).logits
-        # A classifier that passes its inputs on: the loss of these logits with all of its options.
+        # A head whose classifier is the identity computes the loss of these logits, with all options of a loss.
         own = {"link": self.link, "flip_rate": self.flip_rate}
         identity = DetHead(self.num_classes, self.num_classes, classifier=nn.Identity(), **own)
         return identity(logits.to(features.dtype) if targets is None else logits, targets, **options)
@@ -67,11 +67,11 @@ class AveragedHead(DetHead):
 
         Args:
             features: [..., D]
-            top_k: only the k most probable classes; None for all K.
+            top_k: return only the k most probable classes; None for all K.
             method: one of `methods`; "mc" averages over draws, "deterministic" is DET.
-            num_samples: S, `eval_samples` without.
-            target: "observed" for labels, `flip_rate` of which are flipped, or "clean" for the class.
-            options: those of `Head.predict` that have no effect here.
+            num_samples: S [default: `eval_samples`].
+            target: "observed" for labels, a share `flip_rate` of which is wrong, or "clean" for the true class.
+            options: accepted for compatibility with `Head.predict`; they have no effect.
         """
         check_features(features, self.in_features, self._dtype())
         one_of("method", method, self.methods)
@@ -88,9 +88,9 @@ class AveragedHead(DetHead):
 
 
 def drop(features: Tensor, rate: float, generator: torch.Generator | None = None, shared: bool = False) -> Tensor:
-    """Set a share of the features [..., D] to 0, and divide the others by 1 − rate: `F.dropout` with a generator.
+    """Set a share of the features [..., D] to 0 and divide the others by 1 − rate: `F.dropout` with a generator.
 
-    With one mask for all examples (`shared`) it is drawn where the generator is, the same for every device.
+    `shared` uses one mask for all examples. It is drawn on the CPU, so it is the same on every device.
     """
     like = torch.empty(features.shape[-1]) if shared else torch.empty_like(features)
     mask = like.bernoulli_(1 - rate, generator=generator).to(features)
@@ -100,8 +100,8 @@ def drop(features: Tensor, rate: float, generator: torch.Generator | None = None
 class DropoutHead(AveragedHead):
     """MC dropout (Gal and Ghahramani): DET with dropout on its features, also in prediction, averaged over S masks.
 
-    A prediction takes S passes through the classifier and one through what is before it. Features that are standardised
-    are dropped afterwards, so that a dropped one is at its mean.
+    A prediction passes the features through the classifier S times, and through the network before it once. Dropout
+    follows the standardisation of the features, so a dropped feature takes its mean value.
 
     Args:
         in_features: D
@@ -135,15 +135,15 @@ class DropoutHead(AveragedHead):
             yield self._logits(drop(noisy.features, self.dropout, generator, shared))
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"{super().extra_repr()}, dropout={self.dropout:g}"
 
 
 class LaplaceHead(AveragedHead):
     """Last-layer Laplace: DET with a Gaussian posterior over W and b, see `hetxl.functional.laplace`.
 
-    `LaplaceHead.of(head)` takes over a trained DET, `measure` the curvature of its loss on training features, and
-    `hetxl.metrics.fit_laplace` does both and chooses the prior on held-out rows. Its predictions are "probit", a closed
+    `LaplaceHead.of(head)` copies a trained DET, `measure` computes the curvature of its loss on training features, and
+    `hetxl.metrics.fit_laplace` does both and chooses the prior on held-out rows. Predictions use "probit", a closed
     form at the cost of a second pass through the classifier, or "mc", an average over S draws of the logits.
 
     Args:
@@ -164,17 +164,17 @@ class LaplaceHead(AveragedHead):
             kind = type(self.classifier).__name__
             raise ValueError(f"classifier must be a linear layer for a posterior over its weights, found {kind}")
         weight, size = affine.weight, in_features + (affine.bias is not None)
-        # Parameters and not buffers: a posterior is something to store, and counts.
+        # Parameters, not buffers: the posterior is stored and counts in the size of the model.
         start = (weight.new_zeros(num_classes), weight.new_zeros(size), torch.eye(size).to(weight), weight.new_ones(()))
         for name, value in zip((*Curvature._fields, "prior"), (*start, weight.new_zeros(())), strict=True):
             self.register_parameter(f"posterior_{name}", nn.Parameter(value, requires_grad=False))
 
     @classmethod
     def of(cls, head: Head) -> "LaplaceHead":
-        """Return a Laplace head with the classifier, the τ and the standardisation of a head without noise."""
+        """Return a Laplace head with the classifier, the τ and the standardisation of a deterministic head."""
         if head.covariance is not None:
             raise ValueError(
-                f"head must be a DetHead, found {type(head).__name__}: its noise is no part of a posterior"
+                f"head must be a DetHead, found {type(head).__name__}: a Laplace posterior does not include its noise"
             )
         same = {"link": head.link, "temperature": head.temperature, "flip_rate": head.flip_rate}
         options = {"eval_samples": head.eval_samples, "eval_seed": head.eval_seed, **same}
@@ -189,7 +189,7 @@ class LaplaceHead(AveragedHead):
 
     @property
     def prior(self) -> float:
-        """Prior variance of the logits: that of the weights times the mean of ‖φ‖². 0, the start, is DET."""
+        """Return the prior variance of the logits: that of the weights times the mean of ‖φ‖². 0, the start, is DET."""
         return float(self.posterior_prior)
 
     @prior.setter
@@ -200,7 +200,7 @@ class LaplaceHead(AveragedHead):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Tensor], rows: int | None = None) -> None:
-        """Measure the curvature of the loss on training features [b, D]; `rows` is N where they are a sample."""
+        """Compute the curvature of the loss on training features [b, D]; `rows` is N if they are a sample of N rows."""
         inputs = (batch if self.standardize is None else self.standardize(batch) for batch in batches)
         options = {"link": self.link, "bias": len(self.posterior_values) > self.in_features, "rows": rows}
         measured = last_layer_curvature(inputs, self._logits, temperature=self.temperature(), **options)
@@ -224,7 +224,7 @@ class LaplaceHead(AveragedHead):
         if method != "probit":
             return super()._average(noisy, method, samples)
         mean, deviation = self._logits(noisy.features), self._deviation(noisy.features)
-        # Only the variance of each logit matters, which one factor has as well as K of them.
+        # "probit" uses only the variance of each logit, so one factor represents all K.
         rows = mean / noisy.temperature, deviation.unsqueeze(-2) / noisy.temperature
         averaged = Averaged(*approximate_log_probs("probit", *rows, self.link), mean)
         return averaged._replace(expected_entropy=averaged.entropy)

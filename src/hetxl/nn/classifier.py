@@ -1,5 +1,5 @@
-"""What a head accepts as its classifier: a new linear layer, an existing one, any `get_logits`, or a `Classifier`,
-which also says how its loss and its predictions are found; and what a head hands to it, `NoisyFeatures`."""
+"""The classifiers that a head accepts: a new linear layer, an existing one, any `get_logits`, or a `Classifier`, which
+also computes its own loss and predictions. A head passes `NoisyFeatures` to its classifier."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from hetxl.functional.engine.inputs import flat_batch, flat_noise
 
 @dataclass(frozen=True, eq=False)
 class GetLogits:
-    """Call any `get_logits` with a plain batch [*, D], whatever the shape of the features, and check its result."""
+    """Call any `get_logits` with a flat batch [*, D], for features of any shape, and check its result."""
 
     get_logits: Callable[[Tensor], Tensor]  # [*, D] → [*, K]
     num_classes: int
 
     def __call__(self, features: Tensor) -> Tensor:
-        """[..., D] → [..., K]."""
+        """Compute logits: [..., D] → [..., K]."""
         flat = features.reshape(-1, features.shape[-1])
         logits = self.get_logits(flat)
-        # shape[0] and not len(), which would fix the batch size of an exported model.
+        # shape[0], not len(): len() would fix the batch size of an exported model.
         if logits.shape != (flat.shape[0], self.num_classes):
             raise ValueError(
                 f"classifier must return logits of shape {[flat.shape[0], self.num_classes]} for features "
@@ -53,12 +53,13 @@ class NoisyFeatures:
         features: φ(x), [..., D]
         noise: the Gaussian in noise space; None for a deterministic head.
         z: [..., S, Q] or [S, Q] standard normals; None without noise or samples.
-        lift: how noise reaches the logits when it does not go through the classifier (HET, HET-H, an own projection).
+        lift: map from noise to logits; None if the noise goes through the classifier, as in HET-XL without a
+            projection.
         temperature: τ
         link: "softmax" or "sigmoid"
-        order: "samples" or "factors" to force one.
+        order: "samples" or "factors" to force an order of evaluation; None to choose the cheaper one.
         memory_budget: bytes of working memory; None for the default.
-        generator: for draws that a classifier makes itself; None for torch's default.
+        generator: source of the draws that the classifier makes itself; None for torch's default.
     """
 
     features: Tensor
@@ -72,14 +73,14 @@ class NoisyFeatures:
     generator: torch.Generator | None = None
 
     def through(self, logits: "Affine | GetLogits") -> LogitDistribution:
-        """Return the Gaussian over the logits of a linear classifier, or of an opaque one, which noise goes through."""
+        """Return the Gaussian over the logits; noise goes through an opaque classifier sample by sample."""
         lift = self.lift
         if lift is None and self.noise is not None and isinstance(logits, Affine):
             lift = ClassifierLift(logits.weight)
         return LogitDistribution(self.features, logits, self.noise, lift)
 
     def flat(self) -> "NoisyFeatures":
-        """Return the same with one batch dimension: features [B, D], z [B, S, Q]."""
+        """Flatten all batch dimensions to one: features [B, D], z [B, S, Q]."""
         shape = self.features.shape[:-1]
         if len(shape) == 1 and (self.z is None or self.z.dim() == 3):
             return self
@@ -87,20 +88,22 @@ class NoisyFeatures:
         return replace(self, features=features, noise=self.noise and flat_noise(self.noise, shape), z=z)
 
     def of_examples(self, examples: slice | Tensor) -> "NoisyFeatures":
-        """Return some examples of a flat batch."""
+        """Select examples of a flat batch."""
         z = None if self.z is None else self.z[examples]
         noise = self.noise and self.noise.of_examples(examples)
         return replace(self, features=self.features[examples], noise=noise, z=z)
 
     def projected(self, weight: Tensor) -> "NoisyFeatures":
-        """Return a flat batch after a linear map without bias, weight [H, D]: features and noise in H dimensions."""
+        """Apply a linear map without bias, weight [H, D], to a flat batch: features and noise in H dimensions."""
         noise = None if self.noise is None else GaussianNoise(self.noise.basis() @ weight.T)
         return replace(self, features=self.features @ weight.T, noise=noise)
 
     def logits_at(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Return sampled logits [..., S] of one class of each example, before the temperature, in at least float32.
+        """Sample the logits [..., S] of one class of each example, before the temperature, in at least float32.
 
-        The class has a row of W for each example, `rows` [..., D], and a bias [...] or None.
+        Args:
+            rows: [..., D], for each example the row of W of its class.
+            bias: [...], for each example the bias of its class; None for 0.
         """
         wide = torch.float64 if self.features.dtype == torch.float64 else torch.float32
         rows = rows.to(wide)
@@ -113,20 +116,20 @@ class NoisyFeatures:
         return mean + (self.z.to(factors.dtype) @ factors.mT).squeeze(-1)
 
     def evaluation_options(self) -> dict[str, Any]:
-        """Return τ, the order and the memory budget, as the primitives take them."""
+        """Return τ, the order and the memory budget as options of the primitives."""
         return {"temperature": self.temperature, "order": self.order, "memory_budget": self.memory_budget}
 
     def nll(self, logits: LogitDistribution, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Return `mc_nll` of their logits: a scalar, or [...] for reduction "none"."""
+        """Return `mc_nll` of these logits: a scalar, or [...] for reduction "none"."""
         options = {"link": self.link, "reduction": reduction, "weights": weights, **self.evaluation_options()}
         return mc_nll(logits, self.z, targets, **options)
 
     def log_probs(self, logits: LogitDistribution) -> Tensor:
-        """Return `mc_log_probs` of their logits, [..., K]."""
+        """Return `mc_log_probs` of these logits, [..., K]."""
         return mc_log_probs(logits, self.z, link=self.link, **self.evaluation_options())
 
     def predict(self, logits: LogitDistribution, method: str, top_k: int | None, tolerance: float) -> Summary:
-        """Return `mc_predict` of their logits."""
+        """Return `mc_predict` of these logits."""
         options = {"link": self.link, "method": method, "top_k": top_k, "tolerance": tolerance}
         return mc_predict(logits, self.z, **options, **self.evaluation_options())
 
@@ -134,17 +137,17 @@ class NoisyFeatures:
 class Classifier(nn.Module, ABC):
     """A map from features [..., D] to the logits of K classes that a head's noise passes through with the features.
 
-    A subclass that never looks at all classes at once answers for its own loss and predictions; those of this base
-    class go through all of them, in blocks. See `hetxl.classifiers`.
+    The methods of this base class compute all K logits, in blocks. A subclass that uses only some of the classes at a
+    time overrides the loss and the predictions. See `hetxl.classifiers`.
 
     Args:
         in_features: D
         num_classes: K
 
     Attributes:
-        linear: whether the logits are W φ + b for some W and b, which `affine` then gives.
-        complete: whether the loss is over all classes at once, so that noise may also be lifted beside the classifier
-            (HET, HET-H, HET-XL with a projection of its own). The others take noise that goes through them.
+        linear: whether the logits are W φ + b; `affine` then returns W and b.
+        complete: whether the loss uses the logits of all classes. Only then may noise bypass the classifier (HET,
+            HET-H, HET-XL with its own projection); otherwise it must go through the classifier.
     """
 
     linear = True
@@ -157,32 +160,32 @@ class Classifier(nn.Module, ABC):
 
     @property
     def classes(self) -> range:
-        """The classes that this process answers for."""
+        """Return the range of classes that this process holds."""
         return range(self.num_classes)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What features must have."""
+        """Return the dtype that features must have."""
         return next(self.parameters()).dtype
 
     @abstractmethod
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [..., K] of features [..., D]."""
+        """Compute the logits [..., K] of features [..., D]."""
 
     @abstractmethod
     def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Logits [..., k] of the stated classes [..., k] of each example, without looking at the others."""
+        """Compute the logits [..., k] of given classes [..., k] of each example, and of no others."""
 
     def affine(self) -> Affine | None:
-        """W and b over `classes`; None for a classifier that is not linear."""
+        """Return W and b over `classes`; None for a classifier that is not linear."""
         return None
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Features [..., D] as the noise is added to them."""
+        """Return the features [..., D] that the noise is added to."""
         return features
 
     def noise_generator(self) -> torch.Generator | None:
-        """Where the noise of a call without a generator comes from; None for torch's default."""
+        """Return the generator for calls without one; None for torch's default."""
         return None
 
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
@@ -202,16 +205,15 @@ class Classifier(nn.Module, ABC):
         return noisy.predict(self.distribution(noisy), method, top_k, tolerance)
 
     def extra_repr(self) -> str:
-        """The sizes as shown when the module is printed."""
+        """Return the sizes shown when the module is printed."""
         return f"in_features={self.in_features}, num_classes={self.num_classes}"
 
 
 def is_plain_linear(classifier: object) -> TypeGuard[nn.Linear]:
-    """Whether a classifier is exactly W φ + b, with the W and b that it holds.
+    """Return whether a classifier computes exactly W φ + b with its parameters W and b.
 
-    A subclass that changes `forward` (quantised, adapted) is not, nor is a layer with hooks around its forward pass: in
-    one of those torch's older norms of weights and its pruning compute W anew.
-    """
+    False for a subclass that overrides `forward` (quantised, adapted), and for a layer with forward hooks: torch's
+    older weight normalisation and its pruning recompute W in such a hook."""
     return (
         isinstance(classifier, nn.Linear)
         and type(classifier).forward is nn.Linear.forward
@@ -229,7 +231,7 @@ def as_classifier(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Module | Callable[[Tensor], Tensor]:
-    """A new nn.Linear for None; an existing one by reference, its sizes checked; anything else as it is."""
+    """Return a new nn.Linear for None, an existing layer after a check of its sizes, anything else unchanged."""
     if classifier is None:
         if bias_init is not None and not bias:
             raise ValueError(f"bias_init={bias_init} needs bias=True")
@@ -238,7 +240,7 @@ def as_classifier(
             nn.init.constant_(linear.bias, bias_init)
         return linear
     if bias_init is not None:
-        raise ValueError("bias_init is for a new classifier; set the bias of the one given as classifier")
+        raise ValueError("bias_init applies to a new classifier only; set the bias of the existing classifier instead")
     if isinstance(classifier, nn.Linear | Classifier):
         classes = classifier.out_features if isinstance(classifier, nn.Linear) else classifier.num_classes
         if (classifier.in_features, classes) != (in_features, num_classes):
@@ -254,7 +256,7 @@ def as_classifier(
 
 
 def factory_options(classifier: object, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Device and dtype for parameters beside a classifier: the stated ones, or the classifier's own."""
+    """Return device and dtype for further parameters of a head [default: those of its classifier]."""
     parameter = next(classifier.parameters(), None) if isinstance(classifier, nn.Module) else None
     if parameter is not None and parameter.is_floating_point():
         device = parameter.device if device is None else device

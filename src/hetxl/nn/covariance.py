@@ -13,7 +13,7 @@ residual="diagonal"` is a diagonal Σ, and `covariance="diagonal"` with the defa
 
 Initial values follow the authors' layer (variance 1/fan-in), times `init`: with features of unit variance every noise
 coordinate starts with a standard deviation of about `init` from the factors and 0.7 to 0.9 `init` from the residual.
-The authors' own start is `init=1`. A small one lets the classifier find its means first; noise grows where it pays.
+The authors use `init=1`. With a small value the classifier learns its means first, and the noise grows where it helps.
 """
 
 import math
@@ -32,17 +32,17 @@ from hetxl.functional.samplers import fixed_normals
 from hetxl.registry import COVARIANCES, RESIDUALS, Residual
 
 FULL_PARAMETER_LIMIT = 2**27
-"""`full` is refused above this many parameters (512 MiB in float32): D = N = 512 just fits."""
+"""Largest number of parameters of `full` (512 MiB in float32): exactly that of D = N = 512."""
 
 
 class CovarianceOptions(Factory, total=False):
-    """What all covariances take; see `Covariance`."""
+    """Options of all covariances; see `Covariance`."""
 
     init: float
 
 
 class Covariance(nn.Module, ABC):
-    """What the parametrisations share: their sizes, and the residual.
+    """Base of the parametrisations: the sizes and the residual.
 
     Args:
         in_features: D
@@ -77,32 +77,34 @@ class Covariance(nn.Module, ABC):
         self.reset_parameters()
 
     def _add_parameters(self, factory: Factory) -> None:
-        """Create the parameters that a covariance has beside the residual's."""
+        """Create the parameters other than those of the residual."""
 
     @property
     def size(self) -> int:
-        """Q, the standard normals that one draw takes."""
+        """Return Q, the number of standard normals of one sample."""
         return self.rank + {"rank1": 1, "diagonal": self.noise_features, None: 0}[self.residual_kind]
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         if self.residual is not None:
             _lecun_normal(self.residual, gain=self.init)
-            # softplus(bias) is `init` times softplus(0), what it is at init = 1.
+            # softplus(bias) is `init` times softplus(0), its value at init = 1.
             scale = self.init * math.log(2)
-            bias = math.log(math.expm1(scale)) if scale < 40 else scale  # equal from there on, where expm1 may overflow
+            bias = (
+                math.log(math.expm1(scale)) if scale < 40 else scale
+            )  # equal in float64 from 40 on; expm1 may overflow
             nn.init.constant_(self.residual.bias, bias)
 
     @torch.no_grad()
     def silence(self) -> None:
-        """Make the noise as small as it can be: a residual of 1e-3, and nothing beside it."""
+        """Minimise the noise: no factors, and a residual of 1e-3."""
         for parameter in self.parameters():
             parameter.zero_()
         if self.residual is not None:
             self.residual.bias.fill_(-100.0)  # its softplus is 0
 
     def forward(self, features: Tensor) -> GaussianNoise:
-        """The noise for features [..., D], a Gaussian over [..., N]."""
+        """Return the noise for features [..., D], a Gaussian over [..., N]."""
         if self.residual is None or self.residual_kind is None:
             return GaussianNoise(*self._factors(features))
         return GaussianNoise(*self._factors(features), residual_scale(self.residual(features)), self.residual_kind)
@@ -117,15 +119,15 @@ class Covariance(nn.Module, ABC):
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Standard normals, [*batch_shape, S, Q] as `noise=` of a head takes them.
+        """Draw standard normals [*batch_shape, S, Q], for the argument `noise=` of a head.
 
         Args:
             sampler: a name of `hetxl.functional.SAMPLERS`, or a function like those.
             num_samples: S
-            batch_shape: of the examples, each with draws of its own; () for [S, Q], which a batch shares.
-            generator: where the draws come from; torch's default generator without.
-            device: of the result.
-            dtype: of the result.
+            batch_shape: shape of the examples, which get separate draws; () for [S, Q], shared by the batch.
+            generator: source of the draws [default: torch's default generator].
+            device: device of the result.
+            dtype: dtype of the result.
         """
         sizes = (math.prod(batch_shape), num_samples, self.rank, self.size - self.rank)
         z = draw_normals(_sampler(sampler), *sizes, generator=generator, device=device, dtype=dtype)
@@ -140,21 +142,21 @@ class Covariance(nn.Module, ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Standard normals of a seed, [S, Q], the same on every device: those of a head in evaluation mode.
+        """Draw the standard normals [S, Q] of a seed, the same on every device, for evaluation mode.
 
         self.draw(sampler, num_samples, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
-        They may be shared with other callers, and are not to be changed in place.
+        Callers share the result and must not change it in place.
         """
         sizes = (num_samples, self.rank, self.size - self.rank)
         return fixed_normals(_sampler(sampler), *sizes, seed, torch.device(device), dtype)
 
     @abstractmethod
     def _factors(self, features: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Factors [R, N] or [..., R, N] and their scale [..., N], each or None."""
+        """Compute the factors [R, N] or [..., R, N] and their scale [..., N]; either may be None."""
 
     def extra_repr(self) -> str:
-        """Σ and the sizes, as shown when the module is printed."""
+        """Return Σ and the sizes, shown when the module is printed."""
         terms = [self.formula] if self.formula else []
         if self.residual_kind is not None:
             terms.append({"rank1": "d(x) d(x)ᵀ", "diagonal": "diag(d(x)²)"}[self.residual_kind])
@@ -162,7 +164,7 @@ class Covariance(nn.Module, ABC):
 
 
 class DiagonalCovariance(Covariance):
-    """R = 0: no factors, the residual alone."""
+    """The residual alone, without factors (R = 0)."""
 
     def __init__(self, in_features: int, noise_features: int, residual: Residual, **options: Unpack[CovarianceOptions]):
         super().__init__(in_features, noise_features, 0, residual, **options)
@@ -183,7 +185,7 @@ class EfficientCovariance(Covariance):
         self.scale = nn.Linear(self.in_features, self.noise_features, **factory)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         super().reset_parameters()
         nn.init.normal_(self.factor, std=self.init / math.sqrt(self.rank))
         _lecun_normal(self.scale)
@@ -201,7 +203,7 @@ class LowRankCovariance(Covariance):
         self.loadings = nn.Linear(self.in_features, self.noise_features * self.rank, **factory)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         super().reset_parameters()
         # 1/√R keeps the total variance that of `efficient`, whatever the rank.
         _lecun_normal(self.loadings, gain=self.init / math.sqrt(self.rank))
@@ -229,7 +231,7 @@ class FullCovariance(Covariance):
         self.loadings = nn.Linear(self.in_features, self.noise_features**2, bias=False, **factory)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         _lecun_normal(self.loadings, gain=self.init / math.sqrt(self.noise_features))
 
     def _factors(self, features: Tensor) -> tuple[Tensor, None]:
@@ -242,11 +244,11 @@ COVARIANCE_CLASSES: dict[str, type[Covariance]] = {
     "diagonal": DiagonalCovariance,
     "full": FullCovariance,
 }
-"""By the names of `hetxl.registry.COVARIANCES`."""
+"""Covariance classes by the names in `hetxl.registry.COVARIANCES`."""
 
 
 def check_covariance(covariance: str, rank: int, residual: str) -> None:
-    """Raise unless the options name a covariance."""
+    """Raise if the options do not name a covariance."""
     one_of("covariance", covariance, COVARIANCES)
     one_of("residual", residual, RESIDUALS)
     integer_at_least("rank", rank, 0)
@@ -283,7 +285,7 @@ def _sampler(sampler: str | Sampler) -> Sampler:
 
 
 def _lecun_normal(linear: nn.Linear, gain: float = 1.0) -> None:
-    """Variance gain²/fan-in and a bias of zero: outputs start with a variance of gain² for unit-variance inputs."""
+    """Draw weights of variance gain²/fan-in and set biases to 0: unit-variance inputs give variance gain²."""
     nn.init.normal_(linear.weight, std=gain / math.sqrt(linear.in_features))
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)

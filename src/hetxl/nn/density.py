@@ -1,4 +1,4 @@
-"""How far features are from those of the training rows: a Gaussian for each class, with one covariance for all."""
+"""Distance of features to those of the training rows: one Gaussian per class, with a shared covariance."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 SHRINKAGE = 0.01
-"""Share of the mean variance that is added to every direction, so that none has a variance of 0."""
+"""Share of the mean variance added to that of every direction, so that no variance is 0."""
 BLOCK = 2**24
-"""Distances in memory at a time."""
+"""Largest number of distances held in memory."""
 
 
 @dataclass(frozen=True)
 class ClassDensity:
-    """Class means in coordinates in which the spread around them is the same in all directions.
+    """Class means in whitened coordinates, where the variance around the means is the same in all directions.
 
     Attributes:
-        means: [C, D] of the C classes that have rows, whitened.
-        whitening: [D, D], features @ whitening are whitened.
+        means: [C, D], whitened means of the C classes that have rows.
+        whitening: [D, D]; `features @ whitening` are the whitened features.
     """
 
     means: Tensor
@@ -26,17 +26,15 @@ class ClassDensity:
 
     @torch.no_grad()
     def distance(self, features: Tensor) -> Tensor:
-        """Return the mean squared Mahalanobis distance to the nearest class mean, [...], of features [..., D].
+        """Return the squared Mahalanobis distance of features [..., D] to the nearest class mean, divided by D, [...].
 
             ((features.unsqueeze(-2) - means) @ inverse * (features.unsqueeze(-2) - means)).sum(-1).min(-1).values / D
 
         About 1 for training rows.
         """
         flat = features.reshape(-1, features.shape[-1]).to(self.whitening) @ self.whitening
-        parts = [
-            torch.cdist(part, self.means).square().amin(1) for part in flat.split(max(1, BLOCK // len(self.means)))
-        ]
-        nearest = torch.cat(parts) if parts else flat.new_zeros(0)
+        blocks = flat.split(max(1, BLOCK // len(self.means)))
+        nearest = torch.cat([torch.cdist(block, self.means).square().amin(1) for block in blocks])
         return nearest.reshape(features.shape[:-1]) / features.shape[-1]
 
     def to(self, device: torch.device | str) -> "ClassDensity":
@@ -46,11 +44,11 @@ class ClassDensity:
 
 @torch.no_grad()
 def fit_density(features: Iterable[Tensor], targets: Tensor, num_classes: int) -> ClassDensity:
-    """Measure the density of training rows, in one pass; set `head.density` to it for `Prediction.novelty`.
+    """Fit the density of training rows in one pass. Assign it to `head.density` for `Prediction.novelty`.
 
     Args:
         features: batches [b, D] of training rows.
-        targets: class ids [n] of all rows in their order; negative ones are left out.
+        targets: class ids [n] of all rows, in the same order; rows with a negative id are ignored.
         num_classes: K
     """
     sums = counts = moments = None
@@ -76,7 +74,7 @@ def fit_density(features: Iterable[Tensor], targets: Tensor, num_classes: int) -
     means = sums[present] / counts[present].unsqueeze(1)
     within = (moments - (means * counts[present].unsqueeze(1)).T @ means) / counts.sum()
     if not torch.isfinite(within).all():
-        raise ValueError("features must be finite, got NaN or infinity")
+        raise ValueError("features must be finite, found NaN or infinity")
     spread = within.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
     variances, directions = torch.linalg.eigh(within)
     scale = (variances.clamp(min=0) + SHRINKAGE * spread).rsqrt()

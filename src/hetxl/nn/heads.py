@@ -1,5 +1,5 @@
-"""The four heads of the paper. `Head` has what they share: calling them, the loss, and prediction. Each of the four
-only says how large its noise space is and how noise is lifted."""
+"""The four heads of the paper. `Head` implements the forward pass, the loss and prediction; each of the four defines
+only the size of its noise space and the lift."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -41,19 +41,19 @@ from hetxl.nn.standardize import Standardize
 from hetxl.nn.temperature import as_temperature
 from hetxl.registry import EVAL_SAMPLES, HEAD_ENTRIES, LINKS, RANK, TEMPERATURE, TRAIN_SAMPLES, Link
 
-NOISE_INIT = 0.1  # a small start: noise as large as the authors' slows short runs down (lab/docs/experiments.md)
+NOISE_INIT = 0.1  # the authors' 1 makes short runs learn more slowly (lab/docs/experiments.md)
 
 
 TARGETS = ("observed", "clean")
 MAX_SAMPLES = 2**24
-"""Largest S: the normals of more samples would take gigabytes."""
+"""Largest S; the normals of more samples would take gigabytes."""
 CLEAN_NOISE = 0.25
-"""Share of the noise in predictions of clean labels. Of 0, 0.25, 0.5 and 1 it gave the lowest NLL of clean test labels
-after training on 30 % wrong ones, symmetric or confusable (fashion-MNIST, lab/docs/experiments.md)."""
+"""Scale of the noise in predictions of clean labels. Of 0, 0.25, 0.5 and 1 it had the lowest NLL on clean test labels
+after training on 30 % wrong labels, symmetric or confusable (fashion-MNIST, lab/docs/experiments.md)."""
 
 
 class HeadOptions(TypedDict, total=False):
-    """The options that all heads share; see `Head`."""
+    """Options of all heads; see `Head`."""
 
     rank: int
     covariance: str
@@ -84,36 +84,36 @@ class Head(nn.Module, ABC):
         num_classes: K
         rank: R, rows of the covariance's factors.
         covariance: "efficient", "low_rank", "diagonal" or "full", see `hetxl.nn.covariance`.
-        residual: "rank1" or "diagonal", what the covariance has beside its factors.
-        noise_init: scale of the noise at the start; 1 for that of the paper's authors.
-        noise_scale: factor of the noise in predictions and in evaluation mode: 1 for what was learned, 0 for none. What
-            suits the labels to be predicted, `hetxl.metrics.fit_scales` finds.
-        flip_rate: ε, share of the labels that are drawn from all K classes alike (softmax). Losses and predictions are
-            then of labels with the probability (1 − ε) p + ε / K, and p itself is `predict(target="clean")`.
+        residual: "rank1" or "diagonal", the term that the covariance adds to its factors.
+        noise_init: initial scale of the noise; the paper's authors use 1.
+        noise_scale: factor of the noise in predictions and in evaluation mode: 1 for the learned noise, 0 for none.
+            `hetxl.metrics.fit_scales` fits it to held-out labels.
+        flip_rate: ε, share of labels drawn uniformly from all K classes (softmax). Losses and predictions then use the
+            probability (1 − ε) p + ε / K; `predict(target="clean")` returns p.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
         temperature: τ, a positive number or a module such as `LearnedTemperature`, which is the paper's choice.
         train_samples: S of `head(...)` and `head.loss(...)` in training mode.
-        eval_samples: S of `head.predict(...)`, and of the former in evaluation mode.
-        eval_seed: of their draws, which are one set [S, Q] for all examples: the same features give the same
-            predictions, in any batch and on any device.
-        sampler: where the normals come from: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
+        eval_samples: S of `head.predict(...)`, and of `head(...)` and `head.loss(...)` in evaluation mode.
+        eval_seed: seed of the draws in evaluation mode. All examples share them, [S, Q], so the same features give the
+            same predictions in any batch and on any device.
+        sampler: source of the normals: "orthogonal", "iid", "antithetic", "sobol", or a function like those in
             `hetxl.functional.samplers`.
         memory_budget: bytes of working memory of losses and predictions, see `hetxl.functional.plan`; None for 448 MiB.
-        bias: whether a new classifier has one.
-        bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe takes −10.
-        classifier: None for a new nn.Linear; an nn.Linear is kept by reference, with its dtype, device and tying; one
-            of `hetxl.classifiers` answers for millions of classes or on several devices; any other module or function
-            is taken as an opaque `get_logits`, [*, D] → [*, K].
-        standardize: bring features to mean 0 and variance 1 first, so that learning rates suit features of any scale.
-            `head.standardize.measure(batches)` measures both on training features.
-        device: of new parameters; an existing classifier's by default.
-        dtype: likewise.
+        bias: whether a new classifier has a bias.
+        bias_init: initial value of a new classifier's bias; the paper's sigmoid recipe uses −10.
+        classifier: None for a new nn.Linear. An nn.Linear is kept by reference, with its dtype, device and tied
+            weights. A class of `hetxl.classifiers` serves millions of classes or several devices. Any other module or
+            function is an opaque `get_logits`, [*, D] → [*, K].
+        standardize: normalise features to mean 0 and variance 1, so that the same learning rate works for features of
+            any scale. `head.standardize.measure(batches)` measures both on training features.
+        device: device of new parameters [default: that of an existing classifier].
+        dtype: dtype of new parameters, likewise.
     """
 
     density: ClassDensity | None = None
     """Density of the training features (`hetxl.nn.fit_density`), for `Prediction.novelty`; not in the state dict."""
 
-    _bypasses_classifier = False  # whether noise reaches the logits beside the classifier, and not through it
+    _bypasses_classifier = False  # whether noise is added to the logits without going through the classifier
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Head(nn.Module, ABC):
         noise_features = self._noise_features()
         if isinstance(layer, Classifier) and not layer.complete and self._bypasses_classifier:
             raise ValueError(
-                f"classifier {type(layer).__name__} never looks at all classes at once, so noise must go through it: "
+                f"classifier {type(layer).__name__} does not compute all logits at once, so noise must go through it: "
                 "use DetHead, or HetXLHead without noise_features"
             )
         self.covariance: Covariance | None = None
@@ -177,7 +177,7 @@ class Head(nn.Module, ABC):
 
     @property
     def noise_scale(self) -> float:
-        """Factor of the noise in predictions and in evaluation mode."""
+        """Return the factor of the noise in predictions and in evaluation mode."""
         return self._noise_scale
 
     @noise_scale.setter
@@ -186,7 +186,7 @@ class Head(nn.Module, ABC):
 
     @property
     def flip_rate(self) -> float:
-        """ε, share of the labels that are drawn from all classes alike."""
+        """Return ε, the share of labels drawn uniformly from all classes."""
         return self._flip_rate
 
     @flip_rate.setter
@@ -196,17 +196,17 @@ class Head(nn.Module, ABC):
         if rate >= 1:
             raise ValueError(f"flip_rate must be below 1, found {value}")
         if rate and self.link == "sigmoid":
-            raise ValueError('flip_rate is for one label an example, found link="sigmoid"; leave it 0')
+            raise ValueError('flip_rate needs one label per example, found link="sigmoid"; leave it 0')
         if rate and custom is not None and not custom.complete:
             raise ValueError(f"flip_rate needs a loss over all classes, found {type(custom).__name__}; leave it 0")
         self._flip_rate = rate
 
     def own_options(self) -> dict[str, Any]:
-        """Return the options of this head beside those of all heads, by the names of its constructor."""
+        """Return the options that only this class of heads has, by the names of its constructor."""
         return {}
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as after `to_empty`."""
+        """Initialise all parameters again, for instance after `to_empty`."""
         for module in (self.classifier, self.covariance, self.temperature, self.standardize):
             getattr(module, "reset_parameters", lambda: None)()
         if self.bias_init is not None and is_plain_linear(self.classifier):
@@ -227,28 +227,28 @@ class Head(nn.Module, ABC):
         noise: Tensor | None = None,
         order: Order | None = None,
     ) -> Tensor:
-        """Log-probabilities, or with targets their negative log-likelihood.
+        """Return log-probabilities, or the negative log-likelihood of targets.
 
         Args:
             features: [..., D]
-            targets: class ids [...] (−100 leaves an example out), or one row for each example, [..., K]: class
-                probabilities (softmax) or labels in [0, 1] (sigmoid); for the sigmoid link also a list of class ids for
-                each example, a sparse [B, K] tensor or `LabelLists`.
-            reduction: of the loss: "mean" over the examples that count, "sum" or "none".
-            weight: of each example's loss, [...]; the mean is then the weighted mean.
-            class_weight: of each class, [K], as `weight` of torch.nn.functional.cross_entropy; for the sigmoid link a
-                factor of each class's binary cross-entropy.
-            label_smoothing: share of the target that is spread evenly over all classes (softmax).
-            ignore_index: another class id that leaves an example out, such as 255 in segmentation.
+            targets: class ids [...] (−100 ignores an example), or one row per example, [..., K]: class probabilities
+                (softmax) or labels in [0, 1] (sigmoid). The sigmoid link also takes a list of class ids per example, a
+                sparse [B, K] tensor or `LabelLists`.
+            reduction: reduction of the loss: "mean" over the examples that are not ignored, "sum" or "none".
+            weight: weight of each example's loss, [...]; the mean is then the weighted mean.
+            class_weight: weight of each class, [K], as `weight` of torch.nn.functional.cross_entropy; for the sigmoid
+                link a factor of each class's binary cross-entropy.
+            label_smoothing: share of the target spread evenly over all classes (softmax).
+            ignore_index: another class id to ignore, such as 255 in segmentation.
             num_samples: S for this call.
-            generator: where the draws come from, each example's own. Without, they come from torch's default generator
-                in training mode, and are those of `eval_seed` in evaluation mode.
-            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            generator: source of the draws, separate for each example [default: torch's default generator in training
+                mode; in evaluation mode the shared draws of `eval_seed`].
+            noise: the standard normals, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
 
         Returns:
-            Without targets [..., K]: log-probabilities, or for the sigmoid link the logits of the mean probabilities;
-            a drop-in for the output of nn.Linear under any loss. With targets the loss, a scalar or [...], in at least
+            Without targets [..., K]: log-probabilities, or for the sigmoid link the logits of the mean probabilities.
+            They replace the output of nn.Linear under any loss. With targets the loss, a scalar or [...], in at least
             float32.
         """
         check_features(features, self.in_features, self._dtype())
@@ -265,25 +265,27 @@ class Head(nn.Module, ABC):
             return (self._flipped_nll if self.flip_rate else self._nll)(noisy, checked, reduction, weights)
         log_probs = noisy.log_probs(self._distribution(noisy)) if custom is None else custom.log_probs(noisy)
         log_probs = flipped_log_probs(log_probs, self.flip_rate) if self.flip_rate else log_probs
-        # Half precision in, half precision out; under autocast the result stays wide, as that of log_softmax does.
+        # Half-precision inputs give half-precision outputs; under autocast the result stays wide, like log_softmax.
         return log_probs if under_autocast(features) else log_probs.to(features.dtype)
 
     def _nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Return the negative log-likelihood of targets that no label was flipped of."""
+        """Return the negative log-likelihood of targets without ε."""
         if self._custom_classifier is not None:
             return self._custom_classifier.nll(noisy, targets, reduction, weights)
         return noisy.nll(self._distribution(noisy), targets, reduction, weights)
 
     def _flipped_nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Return −log((1 − ε) p + ε / K) of class ids: wrong labels, which p is small for, lose their weight."""
+        """Return −log((1 − ε) p + ε / K) of class ids. Wrong labels, where p is small, lose their weight."""
         if targets.ids is None or weights.smoothing:
-            raise ValueError("flip_rate goes with class ids as targets, without label_smoothing; set flip_rate = 0")
+            raise ValueError(
+                "flip_rate needs class ids as targets and no label_smoothing; change these or set flip_rate=0"
+            )
         losses = -flipped(-self._nll(noisy, targets, "none", UNWEIGHTED), self.flip_rate, self.num_classes)
         factor, normaliser = weights.factors(targets, targets.ids.shape, self.link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
 
     def loss(self, features: Tensor, targets: TargetsLike, reduction: str = "mean", **options: Any) -> Tensor:
-        """Return `head(features, targets, …)` by name: the same call, through the module's hooks; options as there."""
+        """Return `head(features, targets, …)`: the same call with the same options, hooks of the module included."""
         return self(features, targets, reduction=reduction, **options)
 
     @torch.no_grad()
@@ -300,22 +302,22 @@ class Head(nn.Module, ABC):
         tolerance: float = TOLERANCE,
         target: str = "observed",
     ) -> Prediction:
-        """Averaged probabilities with their uncertainty; without gradients.
+        """Return averaged probabilities with their uncertainty, without gradients.
 
         Args:
             features: [..., D]
-            top_k: only the k most probable classes; None for all K.
-            method: "mc" averages over samples; "deterministic" leaves the noise out; "mean_field", "probit" and
-                "taylor" average over it without samples, approximately (`hetxl.functional.APPROXIMATIONS`).
-            num_samples: S for this call, `eval_samples` without.
-            generator: where the draws come from, each example's own; those of `eval_seed` without.
-            noise: the standard normals themselves, [..., S, Q] or [S, Q] shared by all examples.
+            top_k: return only the k most probable classes; None for all K.
+            method: "mc" averages over samples; "deterministic" ignores the noise; "mean_field", "probit" and "taylor"
+                approximate the average without samples (`hetxl.functional.APPROXIMATIONS`).
+            num_samples: S for this call [default: `eval_samples`].
+            generator: source of the draws, separate for each example [default: the shared draws of `eval_seed`].
+            noise: the standard normals, [..., S, Q] or [S, Q] shared by all examples.
             order: "samples" or "factors" to force an order of evaluation.
-            tolerance: with top_k and many classes, only those that matter are sampled by themselves, and the others as
-                one (`Prediction.left_out`); this far off the probabilities may be, by estimate. 0 samples all classes.
-            target: "observed" predicts the label that an example would be given, wrong ones included; "clean" the class
-                that it has, without ε, and with `CLEAN_NOISE` of the noise, which otherwise stands for errors of the
-                labels.
+            tolerance: largest estimated error of the probabilities. With top_k and many classes, only the likely
+                classes are sampled one by one, and the others together (`Prediction.left_out`). 0 samples every class.
+            target: "observed" predicts the label that an annotator would assign, wrong labels included; "clean"
+                predicts the true class, without ε and with `CLEAN_NOISE` of the noise, since the noise also models
+                errors of the labels.
         """
         check_features(features, self.in_features, self._dtype())
         one_of("method", method, METHODS)
@@ -347,32 +349,32 @@ class Head(nn.Module, ABC):
         return Prediction(probs, *summary, noisy.temperature, logits, method, samples, distance)
 
     def logit_distribution(self, features: Tensor) -> LogitDistribution:
-        """The Gaussian over the logits of features [..., D] before τ; lazy `.mean` [..., K], `.factors` [..., Q, K]."""
+        """Return the Gaussian over the logits of features before τ; lazy `.mean` [..., K], `.factors` [..., Q, K]."""
         check_features(features, self.in_features, self._dtype())
         scale = 1.0 if self.training else self.noise_scale
         return self._distribution(self._noisy_features(features, 1, drawn=False, scale=scale))
 
     @abstractmethod
     def _noise_features(self) -> int | None:
-        """N, the size of the noise space; None for a head without noise."""
+        """Return N, the size of the noise space; None for a head without noise."""
 
     def _lift(self) -> Lift | None:
-        """How noise reaches the logits beside the classifier; None for through the classifier, or without noise."""
+        """Return the lift of noise that bypasses the classifier; None if it goes through it, or without noise."""
         return None
 
     def _register_classifier(self, layer: Any) -> None:
-        # A function stays a function; the type says what nearly every head has.
+        # It may also be a function. The cast gives the attribute the type that nearly every head has.
         self.classifier = cast("nn.Module", layer)
 
     @property
     def _custom_classifier(self) -> Classifier | None:
-        """The classifier where it has a loss and predictions of its own; None for a linear layer, a function, or a
-        layer that is W itself."""
+        """Return the classifier if it is a `Classifier`, with its own loss and predictions; None for a linear layer, a
+        function, or a layer that is W itself."""
         classifier = getattr(self, "classifier", None)
         return classifier if isinstance(classifier, Classifier) else None
 
     def _affine(self) -> Affine | None:
-        """A linear layer as W φ + b; None for anything else."""
+        """Return a linear layer as W φ + b; None for anything else."""
         linear = self.classifier
         return Affine(linear.weight, linear.bias) if is_plain_linear(linear) else None
 
@@ -396,10 +398,10 @@ class Head(nn.Module, ABC):
         scale: float = 1.0,
         bound: bool = False,
     ) -> NoisyFeatures:
-        """The features with so much of their noise, and the normals of a call if they are to be `drawn`.
+        """Return the features with their noise times `scale`, and if `drawn` the normals of this call.
 
-        Rows too large for the products are scaled down if they are to be `bound`. The normals are [..., S, Q]; or
-        [S, Q], those of `eval_seed`, if they are `fixed` and no generator is given.
+        `bound` scales rows down that would overflow in the products. The normals are [..., S, Q], or with `fixed` and
+        no generator those of `eval_seed`, [S, Q].
         """
         if order is not None:
             one_of("order", order, ORDERS)
@@ -431,13 +433,13 @@ class Head(nn.Module, ABC):
         )
 
     def _draw(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-        """Standard normals [..., S, Q], in at least float32."""
+        """Draw standard normals [..., S, Q], in at least float32."""
         if generator is not None and torch._C._current_graph_task_id() != -1:
-            # A forward pass inside a backward pass: activation checkpointing, which restores torch's default generator
-            # before it recomputes, and no other.
+            # A forward pass inside a backward pass is activation checkpointing. Before it recomputes, it restores
+            # torch's default generator, but not this one.
             raise RuntimeError(
                 "generator= cannot be used under activation checkpointing: the recomputation would draw other noise. "
-                "Leave generator out, or pass the normals themselves as noise="
+                "Omit generator, or pass the normals as noise="
             )
         if generator is None and self._custom_classifier is not None:
             generator = self._custom_classifier.noise_generator()
@@ -446,13 +448,13 @@ class Head(nn.Module, ABC):
         return self.covariance.draw(self.sampler, samples, features.shape[:-1], **options)
 
     def _fixed_draws(self, features: Tensor, samples: int) -> Tensor:
-        """The standard normals of evaluation, [S, Q], which all examples share."""
+        """Draw the standard normals of evaluation mode, [S, Q], shared by all examples."""
         assert self.covariance is not None
-        where = {"device": features.device, "dtype": _drawn_dtype(features)}
-        return self.covariance.fixed_draws(self.sampler, samples, self.eval_seed, **where)
+        factory = {"device": features.device, "dtype": _drawn_dtype(features)}
+        return self.covariance.fixed_draws(self.sampler, samples, self.eval_seed, **factory)
 
     def _dtype(self) -> torch.dtype | None:
-        """The dtype that features must have; None when there is nothing to go by."""
+        """Return the dtype that features must have; None for a function without parameters."""
         if self._custom_classifier is not None:
             return self._custom_classifier.dtype
         affine = self._affine()
@@ -461,7 +463,7 @@ class Head(nn.Module, ABC):
         return None if self.covariance is None else next(self.covariance.parameters()).dtype
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         sampler = self.sampler if isinstance(self.sampler, str) else getattr(self.sampler, "__name__", "custom")
         scaled = f", noise_scale={self.noise_scale:g}" if self.noise_scale != 1 else ""
         scaled += f", flip_rate={self.flip_rate:g}" if self.flip_rate else ""
@@ -472,12 +474,12 @@ class Head(nn.Module, ABC):
 
 
 def _drawn_dtype(features: Tensor) -> torch.dtype:
-    """The precision in which normals are drawn: at least float32."""
+    """Return the dtype in which normals are drawn: at least float32."""
     return torch.float64 if features.dtype == torch.float64 else torch.float32
 
 
 def flipped_summary(summary: Summary, rate: float) -> Summary:
-    """Return a prediction over all classes as one of labels, ε of which are flipped; the entropy from noise stays."""
+    """Add ε to a prediction over all classes; the part of the entropy that comes from noise stays."""
     log_probs = flipped_log_probs(summary.log_probs, rate)
     entropy = softmax_entropy(log_probs)
     return Summary(log_probs, None, entropy, entropy - (summary.entropy - summary.expected_entropy), None)
@@ -490,7 +492,7 @@ def top_of(summary: Summary, top_k: int) -> Summary:
 
 
 def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None) -> None:
-    """Raise unless features [..., D] fit a head; its dtype is None where there is nothing to go by."""
+    """Raise if features [..., D] do not fit a head; a dtype of None allows every dtype."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         kind = f"dtype {features.dtype}" if isinstance(features, Tensor) else type(features).__name__
         raise TypeError(f"features must be a floating-point tensor [..., {in_features}], found {kind}")
@@ -498,33 +500,33 @@ def check_features(features: Tensor, in_features: int, dtype: torch.dtype | None
         raise ValueError(f"features must have shape [..., {in_features}] (in_features), found {list(features.shape)}")
     if dtype is not None and dtype != features.dtype and not under_autocast(features):
         raise TypeError(
-            f"features have dtype {features.dtype} and the head {dtype}; "
+            f"features have dtype {features.dtype} but the head has {dtype}; "
             f"cast one of them (features.to({dtype}) or head.to({features.dtype})) or use torch.autocast"
         )
 
 
 LARGE_HALF = 256.0
-"""Features beyond it are predicted in float32 by a copy of a float16 head: half precision ends at 65,504, and logits
-and variances are sums of products of them."""
+"""Largest feature that a float16 head predicts in float16; a float32 copy of the head predicts larger ones. Logits and
+variances are sums of products of features, and float16 ends at 65,504."""
 
 
 def bounded(features: Tensor, power: float = 1 / 3) -> Tensor:
-    """Return features [..., D], rows beyond what products can hold scaled down to that; others as they are, to the bit.
+    """Scale down rows of features [..., D] whose products would overflow; other rows stay equal to the bit.
 
-    Logits and their noise grow with the features, and what is averaged over the noise depends on their ratio alone once
-    they are this large: probabilities are those of the larger features, whose products would overflow.
+    Logits and their noise grow with the features. For features this large the averaged probabilities depend only on
+    the ratio of the two, so they do not change.
 
     Args:
-        power: of the largest number of the type; a third leaves variances and their sums finite.
+        power: power of the largest number of the dtype that bounds the features; 1/3 keeps sums of variances finite.
     """
     if features.dtype == torch.float16:
-        return features  # large ones are predicted in float32
+        return features  # `predict` handles large features in float32
     limit = torch.finfo(features.dtype).max ** power
     return features / (features.abs().amax(-1, keepdim=True) / limit).clamp(min=1)
 
 
 def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples: int | None) -> None:
-    """Raise unless normals that were given as `noise=` fit a call: its batch shape, Q, and S if that was given too."""
+    """Raise if `noise=` does not match the batch shape, Q, and S if `num_samples=` is passed too."""
     shape, expected = list(z.shape), list(batch_shape)
     if shape[-1:] != [size] or shape[:-2] not in (expected, []) or len(shape) < 2 or shape[-2] < 1:
         raise ValueError(
@@ -532,20 +534,20 @@ def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples:
             f"with S at least 1; found {shape}".replace("'S'", "S")
         )
     if num_samples is not None and num_samples != shape[-2]:
-        raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; give one of them")
+        raise ValueError(f"num_samples is {num_samples} but noise holds {shape[-2]} samples; pass one of them")
 
 
 def under_autocast(values: Tensor) -> bool:
-    """Whether products of these values would be in another precision."""
+    """Return whether autocast computes products of these values in another precision."""
     kind = values.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 class DetHead(Head):
-    """DET, the deterministic classifier softmax(W φ / τ) that the others are measured against (Eq. 1).
+    """DET, the deterministic classifier softmax(W φ / τ), the baseline (Eq. 1).
 
-    It takes the options of the other heads, so that heads can be swapped by name; those of the noise have no effect.
-    With a `LearnedTemperature` it is the paper's ablation "DET w/ learn τ".
+    It accepts the options of the other heads, so that heads can be swapped by name; options of the noise have no
+    effect. With a `LearnedTemperature` it is the paper's ablation "DET w/ learn τ".
 
     >>> DetHead(in_features=64, num_classes=1000)(torch.randn(8, 64)).shape
     torch.Size([8, 1000])
@@ -577,8 +579,8 @@ class HetHashHead(Head):
     Args:
         in_features: D
         num_classes: K
-        buckets: H; None for H = D, which gives it as many parameters as HET-XL.
-        hash_seed: which of the fixed hashes to use. It is stored with the weights, as the buffer `hash` [K].
+        buckets: H; None for H = D, with as many parameters as HET-XL.
+        hash_seed: seed of the fixed hash, which is stored with the weights as the buffer `hash` [K].
         **options: see `Head`.
 
     >>> HetHashHead(in_features=64, num_classes=1000)(torch.randn(8, 64)).shape
@@ -597,7 +599,7 @@ class HetHashHead(Head):
         hash_seed: int = 0,
         **options: Unpack[HeadOptions],
     ):
-        # Plain numbers, so they may be set before the module is initialised: its noise space depends on them.
+        # Set before the module is initialised, because its noise space depends on them; plain numbers allow that.
         self.buckets = in_features if buckets is None else integer_at_least("buckets", buckets, 1)
         self.hash_seed = integer_at_least("hash_seed", hash_seed, 0)
         super().__init__(in_features, num_classes, **options)
@@ -606,7 +608,7 @@ class HetHashHead(Head):
         self.register_buffer("hash", self._hash().to(device))
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew and compute the hash again."""
+        """Initialise the parameters and compute the hash again."""
         super().reset_parameters()
         with torch.no_grad():
             self.hash.copy_(self._hash())
@@ -625,18 +627,18 @@ class HetHashHead(Head):
         return HashLift(self.hash)
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"{super().extra_repr()}, buckets={self.buckets}, hash_seed={self.hash_seed}"
 
 
 class HetXLHead(Head):
-    """HET-XL: noise on the features, through the same classifier, N = D (Eq. het-xs). Its extra parameters do not grow
-    with the number of classes.
+    """HET-XL: noise on the features, which goes through the classifier with them, N = D (Eq. het-xs). The number of its
+    extra parameters does not grow with the number of classes.
 
     Args:
         in_features: D
         num_classes: K
-        noise_features: M for noise in a space of its own, lifted by its own projection W′ [K, M] (`projection.weight`,
+        noise_features: M for noise in a separate space, with its own projection W′ [K, M] (`projection.weight`,
             Eq. het_xl_ind_d); None to share the classifier.
         **options: see `Head`. With `classifier=` an opaque `get_logits`, the noise goes through it with the features.
 
@@ -658,13 +660,13 @@ class HetXLHead(Head):
             self.projection = nn.Linear(noise_features, num_classes, bias=False, device=like.device, dtype=like.dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         super().reset_parameters()
         if self.projection is not None:
             self.projection.reset_parameters()
 
     def own_options(self) -> dict[str, Any]:
-        """Return M, None where the noise goes through the classifier."""
+        """Return M; None if the noise goes through the classifier."""
         return {"noise_features": self.noise_features if self._bypasses_classifier else None}
 
     def _noise_features(self) -> int:
@@ -675,10 +677,10 @@ class HetXLHead(Head):
 
 
 HEADS: dict[str, type[Head]] = {entry.name: globals()[entry.class_name] for entry in HEAD_ENTRIES}
-"""The heads by the names that commands and options use, as registered in `hetxl.registry`."""
+"""Head classes by the names in `hetxl.registry`, which commands and options use."""
 
 
 def build_head(head: str, in_features: int, num_classes: int, **options: Any) -> Head:
-    """The head of a given name, "det", "het", "het-h" or "het-xl", with the options of its class."""
+    """Create the head "det", "het", "het-h" or "het-xl" with the options of its class."""
     one_of("head", head, HEADS)
     return HEADS[head](in_features, num_classes, **options)

@@ -1,4 +1,4 @@
-"""What `head.predict` returns."""
+"""The result of `head.predict`."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,30 +10,32 @@ from torch import Tensor
 
 from hetxl.functional import LogitDistribution, correlation
 
-TOP_CLASSES = 5  # how many classes `covariance` and `correlation` cover when the prediction is for all classes
+TOP_CLASSES = 5  # number of classes in `covariance` and `correlation` of a prediction over all classes
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """Averaged probabilities for a batch [...], and where their uncertainty comes from.
+    """Averaged probabilities of a batch [...] and their uncertainty.
 
-    With `top_k` the last dimension of `probs`, `log_probs` and `logit_variance` runs over the k most probable classes,
-    most probable first, and `indices` holds their ids; without it, over all K.
+    The last dimension of `probs`, `log_probs` and `logit_variance` covers all K classes, or with `top_k` the k most
+    probable ones in descending order, with their ids in `indices`.
 
     Attributes:
         probs: [..., K] or [..., k]
         log_probs: like `probs`, finite where a probability underflows.
         indices: [..., k] class ids, or None for a prediction over all classes.
-        entropy: [...] of the averaged probabilities, in nats; for the sigmoid link summed over the labels.
+        entropy: [...] entropy of the averaged probabilities, in nats; for the sigmoid link summed over the labels.
         expected_entropy: [...] mean entropy of the single samples.
-        left_out: [...] with `top_k`, the estimated probability of classes that were not sampled by themselves, which
-            `probs` accounts for (sigmoid: the largest probability of any of them); None when all were.
+        left_out: [...] with `top_k`, the estimated total probability of the classes that were not sampled one by one,
+            which `probs` takes into account (sigmoid: the largest probability of any of them); None if every class was
+            sampled.
         temperature: τ
         logits: the Gaussian over the logits, before the temperature. `logit_variance`, `covariance` and `correlation`
-            are computed from it when first read, from the head's weights as they are then.
-        method: how it was predicted.
+            are computed from it when first read, with the weights that the head has then.
+        method: method of `predict`.
         num_samples: S, or None for a method without samples.
-        distance: [...] to the features of the training rows, by the density of the head; None where it has none.
+        distance: [...] distance to the features of the training rows, by the density of the head; None without a
+            density.
     """
 
     probs: Tensor
@@ -50,44 +52,44 @@ class Prediction:
 
     @property
     def values(self) -> Tensor:
-        """The probabilities: with `indices` the pair that torch.topk returns."""
+        """Return the probabilities, so that `values` and `indices` match the result of torch.topk."""
         return self.probs
 
     @property
     def top_class(self) -> Tensor:
-        """The most probable class of each example, [...]."""
+        """Return the most probable class of each example, [...]."""
         return self.classes[..., 0]
 
     @property
     def labels(self) -> Tensor:
-        """`top_class`, by its name until 0.2: a label is what an example was given, not what is predicted."""
+        """Return `top_class`; its name until 0.2, deprecated because a label is part of the data, not a prediction."""
         warnings.warn("Prediction.labels is renamed to top_class", DeprecationWarning, stacklevel=2)
         return self.top_class
 
     @cached_property
     def classes(self) -> Tensor:
-        """The top classes, [..., k] ids, most probable first (at most 5 of them for a prediction over all classes)."""
+        """Return the ids of the top classes, [..., k], most probable first; k ≤ 5 for a prediction over all classes."""
         if self.indices is not None:
             return self.indices
         return self.probs.topk(min(TOP_CLASSES, self.probs.shape[-1])).indices
 
     @property
     def mutual_information(self) -> Tensor:
-        """The part of the entropy that the noise explains, [...]: entropy − expected_entropy."""
+        """Return the part of the entropy that the noise explains, [...]: entropy − expected_entropy."""
         return self.entropy - self.expected_entropy
 
     @property
     def novelty(self) -> Tensor:
-        """How unlike the training data each example is, [...]: the larger, the less alike.
+        """Return how far each example is from the training data, [...]; larger means further.
 
-        With `head.density` the distance to the nearest class mean; otherwise the entropy that noise does not explain,
-        `expected_entropy`, which finds less (lab/docs/experiments.md). Values of different heads do not compare.
-        """
+        With `head.density` this is the distance to the nearest class mean; otherwise `expected_entropy`, the entropy
+        that noise does not explain, which detects less (lab/docs/experiments.md). Do not compare values of different
+        heads."""
         return self.expected_entropy if self.distance is None else self.distance
 
     @cached_property
     def logit_variance(self) -> Tensor:
-        """Variance of the logits before the temperature, like `probs`."""
+        """Compute the variance of the logits before the temperature, shaped like `probs`."""
         with torch.no_grad():
             if self.indices is None:
                 return self.logits.variance
@@ -95,26 +97,26 @@ class Prediction:
 
     @cached_property
     def covariance(self) -> Tensor:
-        """Covariance of the logits among the top `classes`, [..., k, k]."""
+        """Compute the covariance of the logits among the top `classes`, [..., k, k]."""
         with torch.no_grad():
             return self.logits.covariance(self.classes)
 
     @cached_property
     def correlation(self) -> Tensor:
-        """Correlation of the logits among the top `classes`, [..., k, k]: which of them move together.
+        """Compute the correlation of the logits among the top `classes`, [..., k, k].
 
-        Near +1, two classes rise and fall together and only their mean logits tell them apart; near −1, the noise
-        trades one for the other: the model takes the example for either.
+        Near +1, the noise raises and lowers two classes together, and only their mean logits separate them. Near −1, it
+        raises one and lowers the other: the model is undecided between the two.
         """
         return correlation(self.covariance)
 
     def describe(self, example: int = 0, names: Sequence[str] | None = None, top: int = 3) -> str:
-        """One example in one line: its top classes, its entropy, and its most correlated pair of top classes.
+        """Describe one example in one line: its top classes, its entropy, and its most correlated pair of top classes.
 
         Args:
-            example: which one, counted through the flattened batch.
-            names: class names; ids without.
-            top: how many classes to show.
+            example: index into the flattened batch.
+            names: class names [default: ids].
+            top: number of classes to show.
         """
         classes = self.classes.reshape(-1, self.classes.shape[-1])[example]
         log_probs = self.log_probs.reshape(-1, self.log_probs.shape[-1])[example]

@@ -12,28 +12,28 @@ from hetxl.functional._torch import Factory, to_accumulation_dtype
 
 
 class FixedTemperature(nn.Module):
-    """τ as a constant, a positive value."""
+    """A constant τ > 0."""
 
     def __init__(self, value: float = 1.0):
         super().__init__()
         self.value = positive_float("temperature", value)
 
     def forward(self) -> float:
-        """τ."""
+        """Return τ."""
         return self.value
 
     def extra_repr(self) -> str:
-        """τ as shown when the module is printed."""
+        """Return τ, shown when the module is printed."""
         return f"{self.value:g}"
 
 
 class LearnedTemperature(nn.Module):
-    """τ(t) = (high − low)·sigmoid(t) + low with t learned like any parameter (Appendix "τ parameterization").
+    """τ(t) = (high − low)·sigmoid(t) + low with a learned parameter t (Appendix "τ parameterization").
 
     Args:
         low: lower bound of τ, positive.
         high: upper bound of τ.
-        init: τ at the start, strictly between the bounds; None for the middle, as in the paper.
+        init: initial τ, strictly between the bounds; None for the middle, as in the paper.
         **factory: device and dtype of t.
     """
 
@@ -54,32 +54,32 @@ class LearnedTemperature(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Put τ back to its start."""
+        """Reset τ to its initial value."""
         share = (self.init - self.low) / (self.high - self.low)
         nn.init.constant_(self.raw, math.log(share / (1 - share)))
 
     def forward(self) -> Tensor:
-        """τ, a scalar tensor."""
+        """Return τ, a scalar tensor."""
         return (self.high - self.low) * torch.sigmoid(to_accumulation_dtype(self.raw)).reshape(()) + self.low
 
     def extra_repr(self) -> str:
-        """The bounds as shown when the module is printed."""
+        """Return the bounds, shown when the module is printed."""
         return f"low={self.low:g}, high={self.high:g}, init={self.init:g}"
 
 
 def _take_scalar(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Let a state dict hold t as a scalar, as other implementations store it."""
+    """Accept t as a scalar in a state dict, as other implementations store it."""
     name = f"{prefix}raw"
     if name in state_dict and state_dict[name].dim() == 0:
         state_dict[name] = state_dict[name].reshape(1)
 
 
 def as_temperature(temperature: float | nn.Module) -> nn.Module:
-    """A number becomes a FixedTemperature; a module is taken as it is, by reference."""
+    """Return a FixedTemperature for a number; return a module unchanged."""
     if isinstance(temperature, nn.Module):
         return temperature
     if temperature in ("auto", "learned"):
-        # What is right depends on the data and the steps, which a head does not know.
+        # The choice depends on the data and the number of steps, which a head does not know.
         raise ValueError(
             f"temperature must be a positive number or a module such as LearnedTemperature(), found {temperature!r}; "
             '"auto" and "learned" are options of training: hetxl train --temperature, TrainConfig(temperature=...)'

@@ -78,5 +78,5 @@ def test_mismatched_sizes_raise():
         HetXLHead(D, 12, classifier=LinearClassifier(D, K))
     with pytest.raises(ValueError, match="scale must be positive, found 0"):
         LinearClassifier(D, K, normalized=True, scale=0)
-    with pytest.raises(TypeError, match=r"features have dtype torch.float32 and the head torch.float64"):
+    with pytest.raises(TypeError, match=r"features have dtype torch.float32 but the head has torch.float64"):
         HetXLHead(D, K, classifier=LinearClassifier(D, K, **DOUBLE))(torch.randn(1, D))

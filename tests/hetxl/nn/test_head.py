@@ -208,7 +208,7 @@ BAD_CALLS = [
     (
         {"features": torch.randn(3, 5).double()},
         TypeError,
-        "features have dtype torch.float64 and the head torch.float32",
+        "features have dtype torch.float64 but the head has torch.float32",
     ),
     ({"targets": torch.tensor([0, 7, 1])}, ValueError, "class id 7; allowed are 0 to 6"),
     ({"targets": torch.tensor([0, -1, 1])}, ValueError, "class id -1; allowed are 0 to 6"),
@@ -262,7 +262,7 @@ BAD_OPTIONS = [
     ({"classifier": nn.Linear(5, 9)}, ValueError, "classifier maps 5 features to 9 classes, but in_features=5"),
     ({"classifier": 3}, TypeError, "classifier must be None, an nn.Linear, a module or a function, found int"),
     ({"bias": False, "bias_init": -10.0}, ValueError, "bias_init=-10.0 needs bias=True"),
-    ({"classifier": nn.Linear(5, 7), "bias_init": -10.0}, ValueError, "bias_init is for a new classifier"),
+    ({"classifier": nn.Linear(5, 7), "bias_init": -10.0}, ValueError, "bias_init applies to a new classifier"),
     ({"ranks": 3}, TypeError, "unexpected keyword argument 'ranks'"),
 ]
 
@@ -395,7 +395,7 @@ def test_features_must_fit():
         check_features(torch.zeros(2, 4, dtype=torch.int64), 4, None)
     with pytest.raises(ValueError, match=r"shape \[..., 4\] \(in_features\), found \[2, 3\]"):
         check_features(torch.zeros(2, 3), 4, None)
-    with pytest.raises(TypeError, match=r"features have dtype torch.float64 and the head torch.float32"):
+    with pytest.raises(TypeError, match=r"features have dtype torch.float64 but the head has torch.float32"):
         check_features(torch.zeros(2, 4, dtype=torch.float64), 4, torch.float32)
 
 
@@ -457,9 +457,9 @@ def test_gradients_with_a_flip_rate_are_those_of_the_mixture():
 def test_flip_rate_is_refused_where_it_has_no_meaning():
     with pytest.raises(ValueError, match="flip_rate must be below 1, found 1"):
         make("det", flip_rate=1.0)
-    with pytest.raises(ValueError, match='flip_rate is for one label an example, found link="sigmoid"'):
+    with pytest.raises(ValueError, match='flip_rate needs one label per example, found link="sigmoid"'):
         make("det", flip_rate=0.1, link="sigmoid")
     head = make("det", flip_rate=0.1).double()
     rows = torch.full((2, head.num_classes), 1 / head.num_classes)
-    with pytest.raises(ValueError, match="flip_rate goes with class ids as targets"):
+    with pytest.raises(ValueError, match="flip_rate needs class ids as targets"):
         head(torch.randn(2, head.in_features, dtype=torch.float64), rows)
