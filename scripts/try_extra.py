@@ -17,6 +17,9 @@ optimizer.step()
 prediction = head.eval().predict(features, top_k=2)
 """
 COMMAND = """
+import subprocess, sys
+help = subprocess.check_output([sys.executable, "-m", "hetxl_train.cli", "train", "--help"], text=True)
+assert "--learning-rate" in help
 from hetxl_train import TrainConfig, train
 from hetxl_train.prediction import Predictor
 data = "synthetic:rows=500,classes=7,features=4"
