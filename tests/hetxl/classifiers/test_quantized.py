@@ -131,7 +131,7 @@ def test_a_cast_of_the_head_reaches_its_rows_but_not_its_codes(weight, dtype):
     assert torch.equal(small.classifier.codes, codes)
     probs = small.predict(features.to(dtype), noise=noise.to(dtype)).probs
     torch.testing.assert_close(probs, expected, rtol=0.1, atol=1e-4, check_dtype=False)
-    with pytest.raises(TypeError, match=rf"features have dtype torch.float32 and the head {dtype}"):
+    with pytest.raises(TypeError, match=rf"features have dtype torch.float32 but the head has {dtype}"):
         small(features)
     state = small.classifier.state_dict()
     small.to("meta").to_empty(device="cpu").classifier.load_state_dict(state)
