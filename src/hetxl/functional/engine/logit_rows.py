@@ -9,6 +9,7 @@ A block of rows is class-major, [k, n, P] for k classes and n examples: W times 
 stored, and a block of classes is a slice of it. Measured, W @ rowsᵀ takes about half the time of rows @ Wᵀ on CPUs.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -169,6 +170,50 @@ class NoiseRows:
         return own.squeeze(1) if self.noise.residual_kind == "rank1" else own.diagonal(dim1=-2, dim2=-1)
 
 
+def _three_parts(noise: GaussianNoise, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return factors [R, N] that all examples share, scale [n, N] and a rank-1 residual [n, N] in a precision; None for
+    noise of any other kind."""
+    factors, scale, residual = noise.factors, noise.scale, noise.residual
+    if noise.residual_kind != "rank1" or factors is None or scale is None or residual is None:
+        return None
+    if factors.dim() != 2 or any(part.dtype != dtype for part in (factors, scale, residual)):
+        return None
+    return factors.detach(), scale.detach(), residual.detach()
+
+
+class ClassBasis:
+    """HET's basis over some classes, factors-first, written once, where the rows are: [k, n, P].
+
+        torch.cat((mean, noise.basis()), dim=1)
+
+    HET's basis is Q times as large as the mean logits, so each further pass over it costs as much as making it.
+    """
+
+    def __init__(self, factors: Tensor, scale: Tensor, residual: Tensor):
+        self.factors, self.scale, self.residual = factors, scale, residual
+
+    @staticmethod
+    def of(noise: GaussianNoise, dtype: torch.dtype) -> "ClassBasis | None":
+        """Return the basis of noise of this kind in the precision of the sums; None for any other."""
+        parts = _three_parts(noise, dtype)
+        return None if parts is None else ClassBasis(*parts)
+
+    def rows(self, mean: Tensor, workspace: Workspace) -> Tensor:
+        """Return the rows [k, n, P] of mean logits [k, n] and of the noise."""
+        shape = *mean.shape, len(self.factors) + 2
+        rows = workspace.take("rows", math.prod(shape)).view(shape)
+        rows[..., 0], rows[..., -1] = mean, self.residual.T
+        torch.mul(self.factors.T.unsqueeze(1), self.scale.T.unsqueeze(-1), out=rows[..., 1:-1])
+        return rows
+
+    def backward(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return gradients of the mean [k, n] and of the Gaussian's parts from that of the rows [k, n, P]."""
+        of_basis = gradient[..., 1:-1]  # [k, n, R]
+        scale = torch.bmm(of_basis, self.factors.T.unsqueeze(-1)).squeeze(-1).T  # [n, k]
+        factors = torch.bmm(self.scale.T.unsqueeze(1), of_basis).squeeze(1).T  # [R, k]
+        return gradient[..., 0], {"factors": factors, "scale": scale, "residual": gradient[..., -1].T}
+
+
 class ClassDraws:
     """HET's draws over some classes, samples-first, in as few passes over [n, S, k] as there can be.
 
@@ -184,20 +229,16 @@ class ClassDraws:
     """
 
     def __init__(self, factors: Tensor, scale: Tensor, residual: Tensor, z: Tensor):
-        self.scale, self.residual = scale.detach(), residual.detach()
+        self.scale, self.residual = scale, residual
         z, rank = z.to(scale.dtype), factors.shape[0]
         self.shared, self.own = z[..., :rank].flatten(0, 1), z[..., rank:]  # [n·S, R], [n, S, 1]
-        self.mixed = (self.shared @ factors.detach()).unflatten(0, z.shape[:2])  # [n, S, k]
+        self.mixed = (self.shared @ factors).unflatten(0, z.shape[:2])  # [n, S, k]
 
     @staticmethod
     def of(noise: GaussianNoise, z: Tensor, dtype: torch.dtype) -> "ClassDraws | None":
         """Return the draws of noise of this kind in the precision of the sums; None for any other."""
-        factors, scale, residual = noise.factors, noise.scale, noise.residual
-        if noise.residual_kind != "rank1" or factors is None or scale is None or residual is None:
-            return None
-        if factors.dim() != 2 or any(part.dtype != dtype for part in (factors, scale, residual)):
-            return None
-        return ClassDraws(factors, scale, residual, z)
+        parts = _three_parts(noise, dtype)
+        return None if parts is None else ClassDraws(*parts, z)
 
     def logits(self, mean: Tensor, temperature: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return (mean [k, n] + draws) / τ, [n, S, k], in memory of that size if given."""
@@ -431,10 +472,16 @@ class ClassNoiseRows(MeanRows):
     def __init__(self, noise: NoiseInput, context: Context, examples: slice):
         super().__init__(context, examples)
         self.noise = noise
-        self.drawn: dict[int, NoiseRows | ClassDraws] = {}  # by the first class of a block
+        self.drawn: dict[int, NoiseRows | ClassBasis | ClassDraws] = {}  # by the first class of a block
 
     def lift(self, classes: slice) -> Tensor:
-        """Return mean + noise, [k, n, P]."""
+        """Return mean + noise, [k, n, P]; the next call may take the memory over."""
+        if self.order == "factors":
+            basis = ClassBasis.of(
+                _of_classes(self.noise.gaussian.of_examples(self.examples), classes), self.inputs.wide
+            )
+            if basis is not None:
+                return basis.rows(self._keep(classes, basis), self.workspace)
         noise = self._noise_rows(self.noise, classes)
         mean = self._keep(classes, noise)
         return self._with_mean(mean, noise.values.permute(2, 0, 1).to(self.inputs.wide))
@@ -447,7 +494,7 @@ class ClassNoiseRows(MeanRows):
         mean = self._keep(classes, draws)
         return draws.logits(mean, self.inputs.temperature, memory).permute(2, 0, 1)
 
-    def _keep(self, classes: slice, noise: NoiseRows | ClassDraws) -> Tensor:
+    def _keep(self, classes: slice, noise: NoiseRows | ClassBasis | ClassDraws) -> Tensor:
         if not self.keeps:
             self.drawn.clear()
         self.drawn[classes.start] = noise
@@ -456,10 +503,10 @@ class ClassNoiseRows(MeanRows):
     def backward(self, classes: slice, gradient: Tensor) -> None:
         """Add gradients of the classifier and of the noise."""
         draws = self.drawn.pop(classes.start)
-        if isinstance(draws, ClassDraws):
-            mean, parts = draws.backward(gradient.permute(1, 2, 0))
+        if not isinstance(draws, NoiseRows):
+            mean, parts = draws.backward(gradient if isinstance(draws, ClassBasis) else gradient.permute(1, 2, 0))
             self._mean_backward(classes, mean)
-            # ⟨draws, their gradient⟩ without a pass over either: draws are linear in v and d together.
+            # ⟨rows, their gradient⟩ without a pass over either: rows are linear in v and d together.
             self._scale(parts["scale"], draws.scale)
             self._scale(parts["residual"], draws.residual)
             self._noise_add(parts, classes)
