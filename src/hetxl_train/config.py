@@ -237,6 +237,11 @@ class ParallelOptions(Options):
     timeout: float = option(
         600.0, "Several processes: seconds without a sign of life after which one counts as lost.", positive=True
     )
+    data_parallel: str = option(
+        "ddp",
+        "Several processes: each has the whole model (ddp), or a part of each weight and its moments (fsdp).",
+        PARALLEL,
+    )
 
 
 @dataclass(frozen=True)
@@ -446,13 +451,8 @@ class ClassifierOptimOptions(OptimOptions):
 
 @dataclass(frozen=True)
 class ClassifierParallelOptions(ParallelOptions):
-    """Processes of a classifier's run: also what each of them has of its weights."""
+    """Processes of a classifier's run: also what each of them has of its classes."""
 
-    data_parallel: str = option(
-        "ddp",
-        "Several processes: each has the whole model (ddp), or a part of each weight and its moments (fsdp).",
-        PARALLEL,
-    )
     class_shards: int = option(
         0, "classifier = sharded: processes that share the classes and see the same rows; 0 for all.", least=0
     )
@@ -714,9 +714,11 @@ class ContrastiveConfig(
 ):
     """Everything that a contrastive run depends on; saved with the run as `config.json`."""
 
-    # The loop reads these of every configuration.
-    patience: ClassVar[int] = 0
-    data_parallel: ClassVar[str] = "ddp"
+    patience: ClassVar[int] = 0  # the loop reads it of every configuration
+
+    def _check(self) -> None:
+        if self.data_parallel == "fsdp" and self.ema:
+            raise ValueError("data_parallel = fsdp goes without ema; use data_parallel = ddp")
 
 
 RunConfig = TrainConfig | ContrastiveConfig

@@ -173,7 +173,8 @@ class ClassShards(Replicas):
 class Shards(Alone):
     """Every process has a part of each weight, its gradient and its moments (FSDP2).
 
-    A child of the model, such as the backbone or the head, is gathered while it is called.
+    A child of the model, such as the backbone or the head, is gathered while it is called; `model.units()` says which,
+    if the model has it.
     """
 
     divided = True
@@ -185,7 +186,9 @@ class Shards(Alone):
         """Divide the weights of a model among the processes."""
         from torch.distributed.fsdp import fully_shard
 
-        for module in (*model.children(), model):
+        own: Any = model
+        units = own.units() if hasattr(model, "units") else model.children()
+        for module in (*units, model):
             if any(True for _ in module.parameters()):
                 fully_shard(module, mesh=self.mesh)
 

@@ -258,12 +258,21 @@ class TwoTowers(nn.Module):
         super().__init__()
         self.image, self.text, self.loss = image, text, loss
 
-    def forward(self, images: Tensor, texts: Bags | Tensor, slopes: Slopes | None = None, **options: Any) -> Tensor:
+    def units(self) -> tuple[nn.Module, ...]:
+        """Return the parts whose weights FSDP gathers while they are called; the loss has all of its own in a call."""
+        return self.image, self.text
+
+    def forward(
+        self, images: Tensor, texts: Bags | Tensor, slopes: Slopes | None = None, *, embed: bool = False, **options: Any
+    ) -> Any:
         """Return the loss of a batch of pairs; options as of the loss.
 
         With the gradient of the loss of a whole batch, of which these are a part: a number that has that gradient.
+        `embed` returns the embeddings instead, [b, D] of images and of texts.
         """
         image, text = self.image(images), self.text(texts)
+        if embed:
+            return image, text
         if slopes is None:
             return self.loss(image, text, **options)
         value = (image * slopes.images).sum() + (text * slopes.texts).sum()

@@ -198,6 +198,7 @@ def test_contrastive_options_survive_json():
         ({"templates": "an icon"}, "templates must hold {} once each"),
         ({"templates": "{}|{} {}"}, "templates must hold {} once each"),
         ({"steps": 0}, "steps must be at least 1"),
+        ({"data_parallel": "fsdp", "ema": 0.9}, "data_parallel = fsdp goes without ema"),
     ],
 )
 def test_contrastive_types_and_ranges(options, message):

@@ -32,6 +32,20 @@ CLASSIFIERS = {
     "images": {"backbone": "cnn", "width": 8, "depth": 1, "dropout": 0.0, "image_size": 16, "workers": 0, "steps": 4},
 }
 
+PAIRS = {
+    "pairs": {"accumulate": 1},
+    "pairs-parts": {"dropout": 0.1, "samples": 3},
+    "pairs-parts-sigmoid": {"link": "sigmoid", "noise": "text"},
+    "pairs-fsdp": {"data_parallel": "fsdp", "dropout": 0.1},
+    "pairs-fsdp-whole": {"data_parallel": "fsdp", "accumulate": 1, "head": "det"},
+}
+LOCKED = {"image": "timm:test_resnet", "image_weights": "random", "image_size": 32}
+TOWERS = {
+    "mapped": {**LOCKED, "image_lock": "mapped"},
+    "locked-fsdp": {**LOCKED, "image_lock": "locked", "data_parallel": "fsdp"},
+}
+"""With towers of another library, whose batch norms see no part of a batch."""
+
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
@@ -54,7 +68,13 @@ def configurations(folder, data, ranks):
         )
         for name, options in CLASSIFIERS.items()
     ]
-    return [*classifiers, small_pairs(shards, folder / "pairs", evaluate_every=2)]
+    return [*classifiers, *pair_configurations(folder, data, ranks, PAIRS)]
+
+
+def pair_configurations(folder, data, ranks, kinds):
+    """As `configurations`, of runs on pairs."""
+    usual, shards = {"evaluate_every": 2, "accumulate": processes.PARTS // ranks}, str(data / "tars" / "*.tar")
+    return [small_pairs(shards, folder / name, **usual | options) for name, options in kinds.items()]
 
 
 def same_weights(first, second):
@@ -70,7 +90,7 @@ def same_weights(first, second):
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_like_one_that_accumulates(tmp_path, single, ranks):
     sharded.run(processes.trained, ranks, tmp_path, configurations(tmp_path, single, ranks))
-    for name in (*CLASSIFIERS, "pairs"):
+    for name in (*CLASSIFIERS, *PAIRS):
         same_weights(single / name, tmp_path / name)
     for file in sorted((single / "frozen" / "features").glob("*.npy")):
         np.testing.assert_array_equal(np.load(tmp_path / "frozen" / "features" / file.name), np.load(file))
@@ -87,6 +107,16 @@ def test_several_processes_train_like_one_that_accumulates(tmp_path, single, ran
         assert metrics[1][split] == pytest.approx(values, rel=1e-9, abs=1e-12)
     temperatures = [read_log(single / name / "log.jsonl")[-2]["temperature"] for name in ("gradient", "bilevel")]
     assert all(abs(value - 1) > 1e-3 for value in temperatures)  # τ has moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_locked_towers_train_in_several_processes_like_in_one(tmp_path, single, ranks):
+    for config in pair_configurations(tmp_path / "one", single, 1, TOWERS):
+        processes.train_in_double(config)
+    sharded.run(processes.trained, ranks, tmp_path, pair_configurations(tmp_path, single, ranks, TOWERS))
+    for name in TOWERS:
+        same_weights(tmp_path / "one" / name, tmp_path / name)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -127,7 +157,9 @@ def test_resuming_in_other_parts_states_what_differs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "ranks"), [("classifier", 2), ("pairs", 2), ("pairs", 4), ("sharded", 4)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("classifier", 2), ("pairs", 2), ("pairs", 4), ("towers", 2), ("sharded", 4)]
+)
 def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint(tmp_path, kind, ranks):
     kills = 10
     image_shards(tmp_path)

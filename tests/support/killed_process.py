@@ -29,6 +29,15 @@ from support.pairs import small_pairs
 from support.training import QUIET
 
 STEPS = {"steps": 100, "evaluate_every": 4, "checkpoint_every": 2, "batch_size": 16}
+TOWERS = {
+    "image": "timm:test_resnet",
+    "image_weights": "random",
+    "image_lock": "mapped",
+    "image_size": 32,
+    "accumulate": 2,
+    "dropout": 0.1,
+    "ema": 0.9,
+}
 MOMENTS = (
     (Trainer, "take_step"),
     (RecordsBuilder, "add"),
@@ -41,6 +50,7 @@ MOMENTS = (
 KINDS = {
     "classifier": lambda out: TrainConfig(**OPTIONS | STEPS, out=str(out)),
     "sharded": lambda out: TrainConfig(**OPTIONS | STEPS, classifier="sharded", class_shards=2, out=str(out)),
+    "towers": lambda out: small_pairs(out.parent / "tars" / "*.tar", out, **STEPS | TOWERS),
     "pairs": lambda out: small_pairs(out.parent / "tars" / "*.tar", out, **STEPS, evaluation_pairs=0),
 }
 

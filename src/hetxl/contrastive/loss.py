@@ -15,7 +15,7 @@ from hetxl.contrastive.chunked_loss import Queries, loss_in_parts, summed_loss
 from hetxl.contrastive.embedding import GROUP, NoisyEmbedding
 from hetxl.contrastive.gather import Alone, Peers, Share
 from hetxl.functional import GaussianNoise, Link
-from hetxl.functional._torch import Factory, to_accumulation_dtype, touched
+from hetxl.functional._torch import Factory, take_scalars, to_accumulation_dtype, touched
 from hetxl.functional.contrastive import NORMALIZE, Normalize, contrastive_keys, noise_base
 from hetxl.registry import LINKS
 
@@ -48,12 +48,13 @@ class LogitScale(nn.Module):
         self.maximum = positive_float("maximum", maximum)
         if self.init > self.maximum:
             raise ValueError(f"init must be at most maximum={self.maximum:g}, found {self.init:g}")
-        self.raw = nn.Parameter(torch.full((), math.log(self.init), **factory))
+        self.raw = nn.Parameter(torch.full((1,), math.log(self.init), **factory))
+        self.register_load_state_dict_pre_hook(take_scalars)
 
     def forward(self) -> Tensor:
         """Return the scale, a scalar in at least float32."""
         raw = self.raw if self.raw.dtype == torch.float64 else self.raw.float()
-        return _BoundedExp.apply(raw, math.log(self.maximum))
+        return _BoundedExp.apply(raw.reshape(()), math.log(self.maximum))
 
     @torch.no_grad()
     def clamp_(self) -> None:
@@ -286,7 +287,8 @@ class ContrastiveLoss(PairLoss):
         self.scale = LogitScale(scale_init, max_scale, device=device, dtype=dtype)
         self.bias: nn.Parameter | None = None
         if self.link == "sigmoid":
-            self.bias = nn.Parameter(torch.full((), float(bias_init), device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.full((1,), float(bias_init), device=device, dtype=dtype))
+            self.register_load_state_dict_pre_hook(take_scalars)
 
     def forward(
         self,
@@ -308,9 +310,8 @@ class ContrastiveLoss(PairLoss):
             noise: the standard normals themselves, for images and for texts, [B, S, Q] or [S, Q] each.
             num_samples: S of this call; 0 for the loss without noise.
         """
-        return self.loss_at(
-            image, text, self.scale(), self.bias, generator=generator, noise=noise, num_samples=num_samples
-        )
+        bias = None if self.bias is None else self.bias.reshape(())
+        return self.loss_at(image, text, self.scale(), bias, generator=generator, noise=noise, num_samples=num_samples)
 
 
 class _BoundedExp(torch.autograd.Function):

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,6 +21,18 @@ class Factory(TypedDict, total=False):
 def to_accumulation_dtype(values: Tensor) -> Tensor:
     """Return values as they are summed: half precision is widened to float32, float32 and float64 stay as they are."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def take_scalars(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Accept scalars in a state dict for a module's own parameters of one element (a load_state_dict pre-hook).
+
+    FSDP shards parameters along their first dimension, so ours are no scalars; those of other versions and
+    implementations are.
+    """
+    for own, parameter in module.named_parameters(recurse=False):
+        name = f"{prefix}{own}"
+        if parameter.dim() and name in state_dict and state_dict[name].dim() == 0:
+            state_dict[name] = state_dict[name].reshape(1)
 
 
 def slices(total: int, size: int, start: int = 0) -> Iterator[slice]:

@@ -1,14 +1,13 @@
 """The temperature τ that divides the logits: fixed, or learned within bounds."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from hetxl._checks import positive_float
-from hetxl.functional._torch import Factory, to_accumulation_dtype
+from hetxl.functional._torch import Factory, take_scalars, to_accumulation_dtype
 
 
 class FixedTemperature(nn.Module):
@@ -50,7 +49,7 @@ class LearnedTemperature(nn.Module):
             )
         # One element, not a scalar: FSDP shards parameters along their first dimension.
         self.raw = nn.Parameter(torch.empty(1, **factory))
-        self.register_load_state_dict_pre_hook(_take_scalar)
+        self.register_load_state_dict_pre_hook(take_scalars)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -65,13 +64,6 @@ class LearnedTemperature(nn.Module):
     def extra_repr(self) -> str:
         """Return the bounds, shown when the module is printed."""
         return f"low={self.low:g}, high={self.high:g}, init={self.init:g}"
-
-
-def _take_scalar(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Accept t as a scalar in a state dict, as other implementations store it."""
-    name = f"{prefix}raw"
-    if name in state_dict and state_dict[name].dim() == 0:
-        state_dict[name] = state_dict[name].reshape(1)
 
 
 def as_temperature(temperature: float | nn.Module) -> nn.Module:

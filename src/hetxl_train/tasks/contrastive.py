@@ -65,11 +65,6 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
             raise ValueError(
                 f"batch_size must be at most {len(self.train_pairs)}, the training pairs, found {config.batch_size}"
             )
-        if world.processes > 1 and config.accumulate > 1:
-            raise ValueError(
-                f"accumulate goes with one process for pairs, found accumulate = {config.accumulate} and "
-                f"{world.processes} processes; leave it out"
-            )
         self.texts = TextReader.of(config)
         self.specs = Specs(pairs.image, self.texts.spec(pairs))
         self.steps = config.steps or max(1, round(config.epochs * len(self.train_pairs) / config.batch_size))
@@ -178,7 +173,8 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
     def prepared(self, feed: Feed, step: int) -> Feed:
         """Return the parts of a step; where there are several, first compute the loss of all of them and its gradient.
 
-        As GradCache does: embeddings of every part without gradients, then the loss, then every part once more.
+        As GradCache does: embeddings of every part without gradients, then the loss, which gathers those of all
+        processes, then every part once more.
         """
         parts = list(itertools.islice(feed, self.config.accumulate))
         if self.config.accumulate > 1:
@@ -211,18 +207,19 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         model, config, embedded = self.model, self.config, []
         for accumulated, part in enumerate(read):
             with torch.no_grad(), autocast(self.device, config.precision):
-                images, texts = self._inputs(part, step, self.parts.part(accumulated))
-                embedded.append([to_accumulation_dtype(side) for side in (model.image(images), model.text(texts))])
+                sides = model(*self._inputs(part, step, self.parts.part(accumulated)), embed=True)
+                embedded.append([to_accumulation_dtype(side) for side in sides])
         images, texts = (torch.cat(side).requires_grad_() for side in zip(*embedded, strict=True))
         self.noise.manual_seed(derive_seed(config.seed, step, 24))
-        # Draws by the place in the batch: those of one process that sees it at once.
+        # Draws by the place in the batch: those of one process that sees it at once. Who has which pair changes neither
+        # the loss nor its gradients.
         places = torch.from_numpy(np.concatenate([part.places for part in read]))
         noise: Any = [
             None if module is None else module.draw(config.batch_size, model.loss.num_samples, self.noise)[places]
             for module in (model.loss.image_noise, model.loss.text_noise)
         ]
-        loss = model.loss(images, texts, noise=tuple(noise))
-        own = dict(model.loss.named_parameters())
+        own = {name: whole(value.detach()).requires_grad_() for name, value in model.loss.named_parameters()}
+        loss = torch.func.functional_call(model.loss, own, (images, texts), {"noise": tuple(noise)})
         of_images, of_texts, *of_own = torch.autograd.grad(loss, (images, texts, *own.values()))
         value, slopes_of_own = float(loss.detach()), dict(zip(own, of_own, strict=True))
         sizes = [len(part.rows) for part in read]

@@ -140,6 +140,13 @@ def test_logit_scale_starts_at_init():
     assert "maximum=100" in repr(scale)
 
 
+def test_a_scale_and_a_bias_that_were_saved_as_scalars_load():
+    loss = ContrastiveLoss(4, link="sigmoid", noise="none")
+    loss.load_state_dict({"scale.raw": torch.tensor(0.5), "bias": torch.tensor(-3.0)})
+    assert loss.scale().item() == pytest.approx(math.exp(0.5))
+    assert loss.bias.tolist() == [-3.0]
+
+
 def test_gradient_below_the_bound():
     raw = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: _BoundedExp.apply(t, 2.0), raw)
