@@ -68,12 +68,7 @@ class Batcher:
         self.compute, self.limits = compute, limits
         self.waiting: deque[tuple[Tensor, asyncio.Future[list[Any]]]] = deque()
         self.arrived = asyncio.Event()
-        self.batches = self.examples = 0
-
-    @property
-    def queued(self) -> int:
-        """Examples that wait."""
-        return sum(len(inputs) for inputs, _ in self.waiting)
+        self.queued = self.batches = self.examples = 0
 
     async def __call__(self, inputs: Tensor) -> list[Any]:
         """Return the results of inputs [n, ...], n of them, within the time limit."""
@@ -81,6 +76,7 @@ class Batcher:
             raise RequestError(503, f"{self.queued:,} examples are waiting already; try again later")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.waiting.append((inputs, future))
+        self.queued += len(inputs)
         self.arrived.set()
         try:
             return await asyncio.wait_for(future, self.limits.seconds)
@@ -104,6 +100,7 @@ class Batcher:
         batch, count = [], 0
         while self.waiting and (not batch or count + len(self.waiting[0][0]) <= self.limits.batch):
             inputs, future = self.waiting.popleft()
+            self.queued -= len(inputs)
             if not future.done():
                 batch.append((inputs, future))
                 count += len(inputs)

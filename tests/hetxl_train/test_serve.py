@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import http.client
 import json
 import re
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import numpy as np
@@ -329,11 +330,14 @@ def test_a_thousand_requests_of_sixteen_clients(tmp_path):
         headers = {"content-type": "application/json"}
 
         def client(number):
-            seconds = []
-            with httpx.Client(base_url=address, timeout=60, headers=headers) as client:
+            """Times of its requests; by the standard library, whose own work is a fifth of httpx's."""
+            connection, seconds = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60), []
+            with closing(connection):
                 for body in bodies[number::16]:
                     begin = time.perf_counter()
-                    assert client.post("/predict", content=body).status_code == 200
+                    connection.request("POST", "/predict", body, headers)
+                    response = connection.getresponse()
+                    assert (response.status, len(json.loads(response.read())["predictions"])) == (200, 1)
                     seconds.append(time.perf_counter() - begin)
             return seconds
 

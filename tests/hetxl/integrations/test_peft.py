@@ -1,8 +1,10 @@
 """LoRA before and after `convert`: trained, saved, loaded, disabled and merged, on heads of BERT, ViT and Llama."""
 
 import copy
+from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 import transformers
@@ -165,3 +167,29 @@ def test_converting_under_lora_never_proposes_an_unused_copy():
     assert head_of(model) is model.get_submodule("base_model.model.classifier.modules_to_save.default")
     with pytest.raises(ValueError, match=r"under PEFT.*merge_and_unload"):
         hetxl.revert(model)
+
+
+@pytest.mark.parametrize(("name", "targets"), [("ViT", "all-linear"), ("Bert", ["query", "classifier"])])
+def test_a_classifier_with_adapters_around_it_is_refused_with_the_remedy(name, targets):
+    (name,) = (full for full in MODELS if full.startswith(name))
+    model = get_peft_model(make(name), LoraConfig(r=2, target_modules=targets))
+    for options in ({}, {"layer": "classifier"}, {"layer": "base_model.model.classifier"}):
+        with pytest.raises(ValueError, match=r"'classifier'.*list it in modules_to_save"):
+            hetxl.convert(model, **options)
+
+
+@pytest.mark.parametrize("order", ["convert first", "LoRA first"])
+def test_lora_on_a_timm_model_trains_its_head(order):
+    config = LoraConfig(r=2, target_modules=["qkv"], modules_to_save=["head"])
+    model: Any = timm.create_model("test_vit", num_classes=CLASSES)
+    if order == "convert first":
+        model = get_peft_model(hetxl.convert(model, **OPTIONS), config)
+    else:
+        model = hetxl.convert(get_peft_model(model, config), **OPTIONS)
+    images = torch.randn(3, 3, 160, 160)
+    F.cross_entropy(model.train()(images), LABELS).backward()
+    head = model.get_submodule("base_model.model.head.modules_to_save.default")
+    assert head_of(model) is head
+    assert head.covariance.factor.grad.abs().max() > 0
+    expected = predicted(model, images)
+    torch.testing.assert_close(predicted(model.merge_and_unload(), images), expected)

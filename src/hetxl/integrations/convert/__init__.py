@@ -64,6 +64,8 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
     if names:
         raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
     inner = base_model(model)
+    if isinstance(layer, str) and inner is not model:
+        layer = layer.removeprefix("base_model.model.")  # as the wrapper's named_modules() has it
     converted = install(inner, _adapter_of(inner), head, layer, options)
     return model if inner is not model else converted
 

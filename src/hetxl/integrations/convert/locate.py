@@ -10,7 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
 from hetxl.integrations.convert.ambiguity import ambiguity_reason, sizes
-from hetxl.integrations.convert.peft import called_module, hidden_modules
+from hetxl.integrations.convert.peft import ADAPTED, adapted_last, called_module, hidden_modules, is_adapted
 from hetxl.nn import Head
 
 SHOWN = 8
@@ -55,8 +55,14 @@ def find_layer(model: nn.Module, layer: str | nn.Module | None = None) -> nn.Lin
     if layer is not None:
         return _named(model, layer)
     if callable(getattr(model, "get_classifier", None)):
-        return _own_choice(model, model.get_classifier())  # pyright: ignore[reportCallIssue]
+        classifier: Any = model.get_classifier()  # pyright: ignore[reportCallIssue]
+        return _own_choice(model, called_module(classifier) if isinstance(classifier, nn.Module) else classifier)
     layers = _linear(model)
+    adapted = adapted_last(model, layers)
+    if adapted is not None:
+        raise ValueError(
+            f"the last linear layer of {type(model).__name__}, {adapted!r}, cannot be converted: {ADAPTED}"
+        )
     if not layers:
         linear = ((name, why_not(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear))
         refused = next((f": {name!r} is one, but {reason}" for name, reason in linear if reason is not None), "")
@@ -106,11 +112,16 @@ def _named(model: nn.Module, layer: str | nn.Module) -> nn.Linear | nn.Conv2d:
     else:
         name, modules = layer, dict(model.named_modules(remove_duplicate=False))
         if layer not in modules:
-            raise ValueError(_ambiguous(model, f"has no layer {layer!r}; its linear layers are", list(_linear(model))))
+            names = list(_linear(model))
+            if not names:
+                raise ValueError(f"model {type(model).__name__} has no layer {layer!r}, and no linear layer to convert")
+            raise ValueError(_ambiguous(model, f"has no layer {layer!r}; its linear layers are", names))
         module = called_module(modules[layer])
     if not is_convertible(module):
         reason = why_not(module) if isinstance(module, nn.Linear | nn.Conv2d) else None
-        reason = reason or "only an nn.Linear or an nn.Conv2d of 1 × 1 can be converted"
+        reason = (
+            ADAPTED if is_adapted(module) else reason or "only an nn.Linear or an nn.Conv2d of 1 × 1 can be converted"
+        )
         raise ValueError(f"layer {name!r} is a {type(module).__name__}: {reason}")
     return module
 
@@ -130,6 +141,8 @@ def _own_choice(model: nn.Module, classifier: Any) -> nn.Linear | nn.Conv2d:
             f"model {type(model).__name__} has no classifier (get_classifier() gives {type(classifier).__name__}); "
             "make it with num_classes=K"
         )
+    if isinstance(classifier, nn.Module) and is_adapted(classifier):
+        raise ValueError(f"the classifier of {type(model).__name__} cannot be converted: {ADAPTED}")
     if isinstance(classifier, nn.Module):
         inside = [module for module in classifier.modules() if is_convertible(module)]
         if len(inside) == 1:

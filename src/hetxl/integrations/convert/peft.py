@@ -7,7 +7,7 @@ PEFT keeps a layer that is trained beside its adapters (`modules_to_save`) twice
     classifier.modules_to_save.default    the trained copy, called otherwise
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torch import nn
@@ -45,9 +45,30 @@ def hidden_modules(model: nn.Module) -> set[nn.Module]:
     return set(_hidden(model))
 
 
+ADAPTED = (
+    "adapters of PEFT wrap it; list it in modules_to_save and leave it out of target_modules, or call hetxl.convert "
+    "before get_peft_model"
+)
+"""Why a layer with adapters cannot be converted."""
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Return whether a module is a layer with adapters around it."""
+    return _is(module, "BaseTunerLayer")
+
+
+def adapted_last(model: nn.Module, layers: Container[str]) -> str | None:
+    """Return the name of the last linear layer with adapters, if none of the layers, by their names, comes after it."""
+    last = None
+    for name, module in model.named_modules():
+        linear = isinstance(getattr(module, "base_layer", None), nn.Linear | nn.Conv2d)
+        last = name if linear and is_adapted(module) else None if name in layers else last
+    return last
+
+
 def _hidden(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
-        if _is(module, "BaseTunerLayer"):
+        if is_adapted(module):
             yield from module.modules()
         elif _is(module, "ModulesToSaveWrapper"):
             called = set(called_module(module).modules())
