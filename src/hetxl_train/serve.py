@@ -320,24 +320,42 @@ def build_app(
         texts: list[str] | None = None
         images: list[str] | None = None  # contents of image files in base64
 
+    class Record(BaseModel):
+        """What `hetxl predict` writes of an example; with `--coverage` and `--risk` more than this."""
+
+        row: int
+        top: list[tuple[str, float]]  # classes with their probabilities, most probable first
+        entropy: float  # in nats
+        from_noise: float  # the part of it that the noise explains
+        confused_with: str | None
+        correlation: float | None  # of the noise of the first two classes
+
     class Predictions(BaseModel):
-        """What `hetxl predict` writes, a record for each example."""
+        """A record for each example."""
 
-        predictions: list[dict[str, Any]]
+        predictions: list[Record]
 
-    async def answer(inputs: Tensor) -> Predictions:
+    reasons = {408: "did not arrive in time", 413: "is too large", 422: "is malformed", 503: "was not answered in time"}
+    documented: dict[str, Any] = {
+        "response_model": Predictions,
+        "responses": {status: {"description": f"The request {reason}"} for status, reason in reasons.items()},
+    }
+
+    async def answer(inputs: Tensor) -> JSONResponse:
+        """Return the records as they are: the models above are documentation, and no second pass over them."""
         records = await batcher(inputs)
         invalid = [str(row) for row, record in enumerate(records) if record["top"][0][0] is None]
         if invalid:
             raise RequestError(422, f"features or probabilities of row {', '.join(invalid[:5])} are NaN or infinite")
-        return Predictions(predictions=[record | {"row": row} for row, record in enumerate(records)])
+        return JSONResponse({"predictions": [record | {"row": row} for row, record in enumerate(records)]})
 
     @app.exception_handler(RequestError)
     async def refuse(_: Any, error: RequestError) -> JSONResponse:
         return JSONResponse({"detail": error.reason}, error.status)
 
-    @app.post("/predict")
-    async def predict(inputs: Inputs) -> Predictions:
+    @app.post("/predict", **documented)
+    async def predict(inputs: Inputs) -> JSONResponse:
+        """Predict the examples of a list."""
         name, *others = inputs.model_fields_set or [""]
         values = getattr(inputs, name, None)
         if values is None or others or name not in taken:
@@ -350,8 +368,10 @@ def build_app(
         check_rows(len(values), limits)
         return await answer(await asyncio.to_thread(images_tensor, decoded(values), spec, limits))
 
-    @app.post("/predict/image")
-    async def predict_image(request: Request) -> Predictions:
+    binary = {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}, "required": True}
+
+    @app.post("/predict/image", **documented, openapi_extra={"requestBody": binary})
+    async def predict_image(request: Request) -> JSONResponse:
         """Predict one image: the request's body is the content of its file."""
         if spec.kind != "image":
             raise RequestError(422, f"the run takes {' or '.join(taken)}, not images: use /predict")

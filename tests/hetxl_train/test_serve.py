@@ -208,8 +208,18 @@ def test_information_about_the_model_and_counts_of_requests(client, finished):
     counts = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert int(counts['hetxl_requests_total{status="200"}']) >= 2
     assert int(counts["hetxl_examples_total"]) >= 3
-    paths = client.get("/openapi.json").json()["paths"]
+
+
+def test_openapi_describes_requests_answers_and_refusals(client):
+    about = client.get("/openapi.json").json()
+    paths, schemas = about["paths"], about["components"]["schemas"]
     assert {"/predict", "/predict/image", "/health", "/metrics", "/model"} <= set(paths)
+    for path in ("/predict", "/predict/image"):
+        assert {"200", "408", "413", "422", "503"} <= set(paths[path]["post"]["responses"])
+    assert "image/*" in paths["/predict/image"]["post"]["requestBody"]["content"]
+    record = client.post("/predict", json={"features": [[0.0] * 4]}).json()["predictions"][0]
+    assert set(schemas["Record"]["properties"]) <= set(record)
+    assert set(schemas["Inputs"]["properties"]) == {"features", "tokens", "texts", "images"}
 
 
 def test_requests_that_come_together_are_computed_together():

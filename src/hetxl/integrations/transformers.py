@@ -230,15 +230,19 @@ PIPELINES = {
 """Classes of transformers by the tasks that `pipeline` takes."""
 
 
-def pipeline(task: str, model: nn.Module, **options: Any) -> Any:
+def pipeline(task: str, model: nn.Module | str | Path, **options: Any) -> Any:
     """Return a pipeline of transformers for a converted model; called, and with options, as theirs.
 
     With `return_uncertainty=True`, here or in a call, each result has `entropy`, in nats, and `mutual_information`, the
-    part of it that the noise explains.
+    part of it that the noise explains. A model that is a directory or the name of a repository is loaded by
+    `from_pretrained`, with the tokenizer or image processor beside it.
     """
     import transformers
 
     one_of("task", task, PIPELINES)
+    if not isinstance(model, nn.Module):
+        options.setdefault("image_processor" if task.startswith("image") else "tokenizer", str(model))
+        model = from_pretrained(model)
     head_of(model)
     plain = getattr(transformers, PIPELINES[task])
     options["pipeline_class"] = type(plain.__name__, (UncertainPipeline, plain), {})
