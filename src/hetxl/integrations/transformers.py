@@ -240,9 +240,10 @@ def pipeline(task: str, model: nn.Module | str | Path, **options: Any) -> Any:
     import transformers
 
     one_of("task", task, PIPELINES)
-    if not isinstance(model, nn.Module):
+    if isinstance(model, str | Path):
         options.setdefault("image_processor" if task.startswith("image") else "tokenizer", str(model))
         model = from_pretrained(model)
+    assert isinstance(model, nn.Module)
     head_of(model)
     plain = getattr(transformers, PIPELINES[task])
     options["pipeline_class"] = type(plain.__name__, (UncertainPipeline, plain), {})
