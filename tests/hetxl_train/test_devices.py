@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetxl_train import loop
 from hetxl_train.checkpoint import Checkpoints
 from hetxl_train.config import TrainConfig
 from hetxl_train.data.dataset import UnreadableExamples
@@ -132,6 +133,21 @@ def test_the_loop_waits_for_the_device_at_the_log_and_the_checkpoint_only(tmp_pa
         trainer.train(None, lambda: {"nll": 1.0})
     read = [step + 1 for step in range(6) if reads[step + 1] > reads[step]]
     assert read == [3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "pins"),
+    [("cuda", {}, True), ("cuda", {"pin_memory": False}, False), ("cpu", {}, False)],
+    ids=str,
+)
+def test_batches_are_pinned_for_cuda_devices(tmp_path, monkeypatch, device, options, pins):
+    chosen = []
+    monkeypatch.setattr(loop, "batches", lambda *arguments: chosen.append(arguments[-1]))
+    with SecondDevice():
+        trainer = trainer_on_the_second_device(tmp_path, **options)
+        trainer.world = World(torch.device(device))
+        trainer.feed()
+    assert chosen == [pins]
 
 
 def test_collectives_of_a_run_are_on_its_device(tmp_path):

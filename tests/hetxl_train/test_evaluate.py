@@ -53,6 +53,21 @@ def test_methods_and_samples_reach_the_head():
     )
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_the_backbone_is_evaluated_in_a_lower_precision_and_the_head_is_not(precision):
+    torch.manual_seed(0)
+    backbone, head, split, seen = nn.Linear(5, 5), small(), data(), []
+    backbone.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
+    predict, received = head.predict, []
+    head.predict = lambda features, **options: received.append(features.dtype) or predict(features, **options)
+    wide = evaluate(backbone, head, split).records
+    low = evaluate(backbone, head, split, precision=precision).records
+    assert set(seen) == {torch.float32, getattr(torch, precision)}
+    assert set(received) == {torch.float32}
+    assert not same(low, wide)
+    np.testing.assert_allclose(low.log_prob, wide.log_prob, atol=0.05)
+
+
 def test_the_batch_size_of_a_deterministic_head_does_not_matter(monkeypatch):
     head, split = small("det"), data()
     whole = evaluate(nn.Identity(), head, split)

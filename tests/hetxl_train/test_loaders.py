@@ -72,6 +72,21 @@ def test_workers_read_the_same_batches_and_leave_the_generator_alone(images):
         assert torch.equal(targets, others)
 
 
+def test_pinned_batches_have_the_same_values(images, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
+    vectors = load_synthetic(rows=40, classes=3, features=2).splits["train"]
+    for split in (images, vectors):
+        pinned.clear()
+        order, parts = Order(len(split), 0), Parts(6, 2)
+        for (actual, targets), (expected, others) in zip(
+            batches(split, order, parts, 0, 3, pin=True), batches(split, order, parts, 0, 3), strict=True
+        ):
+            assert torch.equal(actual.inputs, expected.inputs)
+            assert torch.equal(targets, others)
+        assert len(pinned) == 6
+
+
 def test_each_epoch_augments_differently(images):
     order = Order(len(images), 0)
     (first, _), (second, _) = batches(images, order, Parts(len(images), 1), 0, 2)

@@ -119,6 +119,23 @@ def test_locked_towers_train_in_several_processes_like_in_one(tmp_path, single, 
         same_weights(tmp_path / "one" / name, tmp_path / name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_runs_resume_in_another_number_of_processes(tmp_path, single, before, after):
+    names = ("classifier", "fsdp", "images", "pairs", "pairs-parts", "pairs-fsdp")
+    for ranks in (before, after):
+        configs = [config for config in configurations(tmp_path, single, ranks) if Path(config.out).name in names]
+        sharded.run(processes.trained, ranks, tmp_path, configs)
+        if ranks == before:  # as if they had been stopped before their last checkpoint
+            for name in names:
+                for path in (tmp_path / name / "model.safetensors", tmp_path / name / "result.json"):
+                    path.unlink()
+                shutil.rmtree(max((tmp_path / name / "checkpoints").glob("step-*")))
+                assert list((tmp_path / name / "checkpoints").glob("step-*"))
+    for name in names:
+        same_weights(single / name, tmp_path / name)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_evaluations_in_several_processes_equal_those_of_one_to_the_last_digit(tmp_path, single, ranks):
     runs = (single / "images", single / "pairs")
@@ -158,7 +175,8 @@ def test_resuming_in_other_parts_states_what_differs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "ranks"), [("classifier", 2), ("pairs", 2), ("pairs", 4), ("towers", 2), ("sharded", 4)]
+    ("kind", "ranks"),
+    [("images", 2), ("images", 4), ("pairs", 2), ("pairs", 4), ("towers", 2), ("sharded", 4)],
 )
 def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint(tmp_path, kind, ranks):
     kills = 10

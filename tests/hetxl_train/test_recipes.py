@@ -40,8 +40,9 @@ def test_recipes_have_the_papers_values(name):
     expected = dict(
         zip(("backbone", "epochs", "weight_decay", "learning_rate", "batch_size"), PAPER[name], strict=True)
     )
+    printed = TrainConfig.parse_toml(RUNNER.invoke(app, ["recipes", name]).output, name)
     for option, value in (SHARED | expected).items():
-        assert getattr(config, option) == value, option
+        assert (getattr(config, option), printed[option]) == (value, value), option
     assert (config.recipe, config.noise_weight_decay, config.noise_start) == (name, None, 0)
 
 

@@ -373,6 +373,16 @@ def stopped_run(path, **options):
     return run
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion"])
+def test_every_optimizer_resumes_to_the_bit(tmp_path, optimizer):
+    network = {"backbone": "mlp", "width": 8, "features": 4, "depth": 1, "optimizer": optimizer}
+    stopped = stopped_run(tmp_path, **network)
+    expected = load_file(stopped.path / "model.safetensors")
+    (stopped.path / "model.safetensors").unlink()
+    resumed = load_file(run_of(tmp_path, **EVERY_TWO, **network).path / "model.safetensors")
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
 def test_checkpoint_of_another_run_is_refused(tmp_path):
     whole = run_of(tmp_path / "whole", **EVERY_TWO)
     other = run_of(tmp_path / "other", **EVERY_TWO, seed=7)

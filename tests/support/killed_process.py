@@ -2,7 +2,7 @@
 
     torchrun --max-restarts KILLS … killed_process.py DIRECTORY KILLS SEED KIND
 
-The kind is one of `KINDS`; pairs are read from the tar shards DIRECTORY/../tars.
+The kind is one of `KINDS`; images and pairs are read from the tar shards DIRECTORY/../tars.
 
 In every attempt but the last a random process is killed at a random moment: before a step, while a batch is evaluated,
 while a checkpoint is written or updated, before work that others wait for, or while it waits for others. Every start
@@ -24,7 +24,7 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.distributed import World
 from hetxl_train.loop import Trainer
 from hetxl_train.training import train
-from support.killed import OPTIONS
+from support.killed import IMAGES, OPTIONS
 from support.pairs import small_pairs
 from support.training import QUIET
 
@@ -48,11 +48,15 @@ MOMENTS = (
     (World, "wait"),
 )
 KINDS = {
-    "classifier": lambda out: TrainConfig(**OPTIONS | STEPS, out=str(out)),
+    "images": lambda out: TrainConfig(**OPTIONS | IMAGES | STEPS | {"data": _shards(out)}, out=str(out)),
     "sharded": lambda out: TrainConfig(**OPTIONS | STEPS, classifier="sharded", class_shards=2, out=str(out)),
-    "towers": lambda out: small_pairs(out.parent / "tars" / "*.tar", out, **STEPS | TOWERS),
-    "pairs": lambda out: small_pairs(out.parent / "tars" / "*.tar", out, **STEPS, evaluation_pairs=0),
+    "towers": lambda out: small_pairs(_shards(out), out, **STEPS | TOWERS),
+    "pairs": lambda out: small_pairs(_shards(out), out, **STEPS, evaluation_pairs=0),
 }
+
+
+def _shards(out: Path) -> str:
+    return str(out.parent / "tars" / "*.tar")
 
 
 class Killer:
