@@ -1,7 +1,9 @@
 """`hetxl study latency`, `memory` (figures of latency and memory) and `samples` (Tables "MC samples", "Training time"):
 what training steps and predictions of each head take over samples and batch size, and what more samples are worth."""
 
+import functools
 import itertools
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hetxl_lab.studies.charts import plot_lines
 from hetxl_lab.studies.measure import (
     MODES,
     WAYS,
+    Cells,
     HeadSize,
     Mode,
     Step,
@@ -70,11 +73,22 @@ def milliseconds_of(head: Head, step: Step, sizes: Sizes, budget: int | None = N
 
 
 class CostStudy(PaperStudy):
-    """A study of steps in the settings of the paper, on a device."""
+    """A study of steps in the settings of the paper, on a device. One that was stopped resumes: see `Cells`."""
 
     def check(self, lab: Lab) -> None:
         """Raise unless the device is available."""
         find_device(lab.options.get("device", "cpu"))
+
+    def measure(self, lab: Lab) -> dict[str, Any]:
+        """Measure what an attempt before this one has not."""
+        cells = Cells(lab.directory / "cells.json")
+        measurements = {**self.cells(lab, cells), "measuring_seconds": cells.seconds}
+        cells.path.unlink(missing_ok=True)
+        return measurements
+
+    @abstractmethod
+    def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
+        """Return the measurements of the summary, those of `cells` as they are there."""
 
 
 def budget_of(lab: Lab) -> int:
@@ -94,26 +108,29 @@ class Latency(CostStudy):
     paper = ("tab:latency_vs_perf",)
     claim = "HET-XL is faster than HET for few samples, and HET is faster for many"
 
-    def measure(self, lab: Lab) -> dict[str, Any]:
+    def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
         """Every cell that fits the budget, and the backbones; one thread."""
         sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
-        cells = sum(len(steps_of(label, way, sizes)) for label in HEADS for way in ways_of(label))
-        total = len(sizes.settings) * len(MODES) * (cells + len(sizes.batches) + 1)
+        count = sum(len(steps_of(label, way, sizes)) for label in HEADS for way in ways_of(label))
+        total = len(sizes.settings) * len(MODES) * (count + len(sizes.batches) + 1)
         settings: dict[str, Any] = {}
         with one_thread(), lab.console.bar("steps", total) as bar:
             done = itertools.count(1)
             for setting, size in sizes.settings.items():
                 times: dict[str, Any] = {mode: {label: {} for label in HEADS} for mode in MODES}
                 for label, name in HEADS.items():
-                    head = size.build(name, device)
-                    warm_up(name, device)
+                    head = _warm(name, size, device)
                     for mode, way in itertools.product(MODES, ways_of(label)):
                         times[mode][label][way] = {}
                         for step in steps_of(label, way, sizes, mode):
-                            times[mode][label][way][key_of(step)] = milliseconds_of(head, step, sizes, budget)
+                            times[mode][label][way][key_of(step)] = cells.of(
+                                f"{device}, {setting}, {mode}, {label}, {way}, {key_of(step)}",
+                                lambda head=head, step=step: milliseconds_of(head(), step, sizes, budget),
+                            )
                             bar.to(next(done), f"{setting}, {MODES[mode]}, {label} {key_of(step)}")
                 settings[setting] = {"milliseconds": times, "sizes": described(sizes, size, budget)}
-                settings[setting] |= _with_backbone(size, sizes, device, lambda what: bar.to(next(done), what))
+                report = lambda what: bar.to(next(done), what)  # noqa: E731
+                settings[setting] |= _with_backbone(setting, size, sizes, device, cells, report)
         clock = ", its processor time" if torch.device(device).type == "cpu" else ""
         return {"settings": settings, "device": f"{device_name(device)}{clock}"}
 
@@ -182,18 +199,38 @@ def device_name(device: str) -> str:
     return "one thread of a CPU" if kind.type == "cpu" else torch.get_device_module(kind).get_device_name(kind)
 
 
-def _with_backbone(size: HeadSize, sizes: Sizes, device: str, report: Callable[[str], None]) -> dict[str, Any]:
+def _warm(name: str, size: HeadSize, device: str) -> Callable[[], Head]:
+    """Return a function that builds a head when it is first called."""
+
+    def build() -> Head:
+        warm_up(name, device)
+        return size.build(name, device)
+
+    return functools.cache(build)
+
+
+def _with_backbone(
+    setting: str, size: HeadSize, sizes: Sizes, device: str, cells: Cells, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Milliseconds of the backbone by mode and batch, and of one whole step with HET-XL to compare the sum with."""
-    backbone = size.build_backbone(device)
+    backbone = functools.cache(lambda: size.build_backbone(device))
     limits = (sizes.repeats, sizes.seconds)
-    alone: dict[str, dict[str, float]] = {mode: {} for mode in MODES}
-    whole: dict[str, float] = {}
+    alone: dict[str, dict[str, float | None]] = {mode: {} for mode in MODES}
+    whole: dict[str, float | None] = {}
+
+    def alone_ms(mode: Mode, batch: int) -> float:
+        return 1000 * backbone_seconds(backbone(), batch, mode, device, *limits)
+
+    def whole_ms(mode: Mode) -> float:
+        head, step = size.build("het-xl", device), Step("het-xl", "engine", sizes.batches[0], sizes.samples[-1], mode)
+        return 1000 * seconds_of(step_of(head, step, backbone()), *limits, device)
+
     for mode in MODES:
         for batch in sizes.batches:
-            alone[mode][str(batch)] = 1000 * backbone_seconds(backbone, batch, mode, device, *limits)
+            name = f"{device}, {setting}, {mode}, backbone, B={batch}"
+            alone[mode][str(batch)] = cells.of(name, functools.partial(alone_ms, mode, batch))
             report(f"{size.backbone}, {MODES[mode]} B={batch}")
-        head, step = size.build("het-xl", device), Step("het-xl", "engine", sizes.batches[0], sizes.samples[-1], mode)
-        whole[mode] = 1000 * seconds_of(step_of(head, step, backbone), *limits, device)
+        whole[mode] = cells.of(f"{device}, {setting}, {mode}, whole", functools.partial(whole_ms, mode))
         report(f"{size.backbone} with HET-XL")
     return {"backbone": alone, "whole": whole}
 
@@ -299,17 +336,24 @@ class Memory(CostStudy):
     )
     claim = "HET-XL uses less memory than HET, and slightly less than HET-H"
 
-    def measure(self, lab: Lab) -> dict[str, Any]:
+    def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
         """Peaks of the cells that are predicted to be near the budget or below, in a process of their own."""
         sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
         settings: dict[str, Any] = {}
         for setting, size in sizes.settings.items():
             plans = {label: _predictions(label, size, sizes) for label in HEADS}
             near = [step for label in HEADS for step in _sorted(plans[label], NEAR * budget)]
-            whole = [step for label in HEADS for step in whole_steps(label, sizes)]
-            with lab.console.bar(f"{setting}, steps", len(near) + len(whole)) as bar:
-                measured = peaks_of(size, [*near, *whole], bar.to, device)
-            peaks = dict(zip([*near, *whole], measured, strict=True))
+            steps = [*near, *(step for label in HEADS for step in whole_steps(label, sizes))]
+            names = {
+                step: f"{device}, {setting}, {step.mode}, {step.head}, {step.way}, {key_of(step)}" for step in steps
+            }
+            names |= {step: f"{names[step]}, whole" for step in steps if step.whole}
+            missing = [step for step in steps if names[step] not in cells.values]
+            with lab.console.bar(f"{setting}, steps", len(steps), len(steps) - len(missing)) as bar:
+                for number, (step, peak) in enumerate(peaks_of(size, missing, device), 1):
+                    cells.put(names[step], peak)
+                    bar.to(len(steps) - len(missing) + number)
+            peaks = {step: cells.values[names[step]] for step in steps}
             settings[setting] = {
                 "megabytes": {
                     mode: {label: _by_way(label, mode, peaks, plans[label]) for label in HEADS} for mode in MODES

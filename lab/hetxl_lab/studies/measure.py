@@ -6,14 +6,15 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hetxl._files import read_json, write_json
 from hetxl.functional import iid, plan, reference
 from hetxl.functional.targets import Targets
 from hetxl.nn import Head, build_head
@@ -188,42 +189,64 @@ def _blocks(head: Head, step: Step, budget: int | None) -> int:
     return plan(*sizes, step.samples, lift=head_entry(step.head).lift, memory_budget=budget).bytes
 
 
-def peaks_of(
-    size: HeadSize, steps: Sequence[Step], advance: Callable[[int], None] | None = None, device: str = "cpu"
-) -> list[int]:
-    """The peak memory of steps, beyond what is there before each; in a new process. On the CPU, Linux only.
+def peaks_of(size: HeadSize, steps: Iterable[Step], device: str = "cpu") -> Iterator[tuple[Step, int]]:
+    """Yield the peak memory of each step, beyond what is there before it; in a new process. On the CPU, Linux only.
 
-    The steps of a head come one after the other, the smallest first; `advance` is called with how many are done.
+    The steps of a head come one after the other, the smallest first.
     """
     if torch.device(device).type == "cpu" and not Path("/proc/self/clear_refs").exists():
         raise OSError("peaks of memory are read from /proc/self/clear_refs, which this system does not have: use Linux")
-    peaks: list[int] = []
-    with Worker(functools.partial(_peaks, size, device)) as worker:
-        for _, group in itertools.groupby(steps, lambda step: (step.head, step.whole)):
-            worker.submit(tuple(group))
-            peaks += worker.result()
-            if advance is not None:
-                advance(len(peaks))
-    return peaks
+    with Worker(functools.partial(_peak, size, device)) as worker:
+        for step in steps:
+            worker.submit(step)
+            yield step, worker.result()
 
 
-def _peaks(size: HeadSize, device: str, steps: Sequence[Step]) -> list[int]:
-    """Those of one head's steps, in this process."""
-    name, peaks = steps[0].head, []
+def _peak(size: HeadSize, device: str, step: Step) -> int:
+    """That of a step in this process."""
+    head, backbone = _modules(size, device, step.head, step.whole)
+    run, meter = step_of(head, step, backbone), meter_of(torch.device(device))
+    for module in (head, *([] if backbone is None else [backbone.module])):
+        module.zero_grad(set_to_none=True)
+    before = meter.reset()
+    run()
+    return max(0, meter.peak() - before)
+
+
+@functools.lru_cache(maxsize=1)
+def _modules(size: HeadSize, device: str, name: str, whole: bool) -> tuple[Head, Backbone | None]:
+    """A head and, for whole steps, the backbone, after a step: what is loaded and planned once is not another's."""
     warm_up(name, device)
-    head, meter = size.build(name, device), meter_of(torch.device(device))
-    backbone = size.build_backbone(device) if steps[0].whole else None
-    if backbone is not None:  # what convolutions plan once is not the step's
-        step_of(head, replace(steps[0], batch=2), backbone)()
-    for step in steps:
-        run = step_of(head, step, backbone)
-        head.zero_grad(set_to_none=True)
-        if backbone is not None:
-            backbone.module.zero_grad(set_to_none=True)
-        before = meter.reset()
-        run()
-        peaks.append(max(0, meter.peak() - before))
-    return peaks
+    head = size.build(name, device)
+    backbone = size.build_backbone(device) if whole else None
+    if backbone is not None:
+        step_of(head, Step(name, "engine", 2, 1), backbone)()
+    return head, backbone
+
+
+class Cells:
+    """Measured values by name, in a file: a study that was stopped resumes."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        stored = read_json(path, dict) if path.exists() else {"seconds": 0.0, "values": {}}
+        self.values, self._before, self._begin = stored["values"], stored["seconds"], time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time spent so far, over all attempts."""
+        return self._before + time.perf_counter() - self._begin
+
+    def put(self, name: str, value: float | None) -> None:
+        """Note a value."""
+        self.values[name] = value
+        write_json(self.path, {"seconds": self.seconds, "values": self.values})
+
+    def of(self, name: str, measure: Callable[[], float | None]) -> float | None:
+        """Return a value, measured now unless an earlier attempt has."""
+        if name not in self.values:
+            self.put(name, measure())
+        return self.values[name]
 
 
 class ProcessMeter:

@@ -1,4 +1,5 @@
 import copy
+import json
 
 import pytest
 import torch
@@ -94,10 +95,9 @@ def test_predictions_of_memory():
 def test_peaks_are_near_their_predictions():
     size = HeadSize(64, 4000, 10)
     steps = [Step("het-xl", "paper", 16, samples) for samples in (20, 100)]
-    counts = []
-    peaks = peaks_of(size, steps, counts.append)
-    assert counts == [2]
-    for step, peak in zip(steps, peaks, strict=True):
+    peaks = list(peaks_of(size, steps))
+    assert [step for step, _ in peaks] == steps
+    for step, peak in peaks:
         assert 0.5 < peak / predicted_bytes(size.build("het-xl", device="meta"), step) < 2
 
 
@@ -137,6 +137,18 @@ def test_latency_study_times_every_cell(studied):
         assert all(value > 0 for value in setting["backbone"][mode].values())
     assert OUT in text
     assert "With the backbone" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "values"), [("latency", "DET", "milliseconds"), ("memory", "det", "megabytes")]
+)
+def test_a_study_that_was_stopped_keeps_what_it_has_measured(studied, tmp_path, name, head, values):
+    cell, file = f"cpu, small, train, {head}, engine, B=2,S=1", tmp_path / "cells.json"
+    file.write_text(json.dumps({"seconds": 60.0, "values": {cell: 7e6}}))
+    summary = json.loads(studied.run(name, tmp_path).with_suffix(".json").read_text())
+    assert summary["settings"]["small"][values]["train"]["DET"]["engine"]["B=2,S=1"] in (7e6, 7.0)
+    assert summary["measuring_seconds"] > 60
+    assert not file.exists()
 
 
 def test_a_device_that_is_absent_is_refused(studied, tmp_path):
