@@ -134,7 +134,7 @@ ENTRIES: dict[str, Entry] = {
         Entry(
             "residual", "Rank-1 or diagonal", "Table “Diagonal component parameterization”", 0.5, 10, "covariance", _OWN
         ),
-        Entry("latency", "Time of a step", "Figures of latency", 1, 30, "costs", _COST_OPTIONS),
+        Entry("latency", "Time of a step", "Figures of latency", 1, 12, "costs", _COST_OPTIONS),
         Entry("memory", "Memory of a step", "Figures of memory", 1, 12, "costs", _COST_OPTIONS),
         Entry("flops", "Operations of a step", "Table “Time complexity”, figures of FLOPs", 0.1, 0.1, "flops"),
         Entry("few-shot", "Few-shot linear evaluation", "Table “Few-shot”", 0.5, 6, "few_shot", _FEW_SHOT_OPTIONS),
