@@ -1,4 +1,4 @@
-"""`hetxl data build`, and `hetxl study`: a command for every study of the registry."""
+"""`hetxl data build`, and `hetxl study` with one command per study of the registry."""
 
 import difflib
 import inspect
@@ -13,11 +13,11 @@ from hetxl_lab.studies.registry import ENTRIES, Entry, Option, listing
 from hetxl_train.cli.commands import SectionedCommand, argument, one_line_errors
 from hetxl_train.cli.train import seeds_from
 
-NAME = "Options go behind it, as in words:classes=20000. Without a name, all names are listed."
+NAME = "Dataset, with options as in words:classes=20000 [list all datasets]."
 
 
 class _Studies(TyperGroup):
-    """The group of commands, whose error for an unknown study suggests names."""
+    """The group of studies; its error for an unknown study suggests names."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of a name."""
@@ -25,7 +25,7 @@ class _Studies(TyperGroup):
             near = difflib.get_close_matches(args[0], list(ENTRIES), 3)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
             with one_line_errors():
-                raise ValueError(f"there is no study {args[0]!r}{hint} hetxl study --list shows all")
+                raise ValueError(f"unknown study {args[0]!r}{hint} hetxl study --list shows all")
         return super().resolve_command(ctx, args)
 
 
@@ -41,17 +41,17 @@ def _list(show: bool) -> None:
 @study.callback()
 def _group(
     list_: Annotated[
-        bool, typer.Option("--list", callback=_list, is_eager=True, help="List all studies, with their costs.")
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="List all studies with their running times.")
     ] = False,
 ) -> None:
-    """Run a study: a comparison that answers one question.
+    """Run a study: experiments that answer one question.
 
     Rerun the same command to resume.
     """
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return the parameter of a command for an option; brackets in its help already name an absent default."""
+    """Return the command's parameter for an option. A default of None is described in the help, in brackets."""
     kind: Any = typer.Argument if option.positional else typer.Option
     info = kind(help=option.help, show_default=option.default is not None, min=option.minimum)
     annotation = Annotated[option.type if option.default is not None else option.type | None, info]
@@ -59,16 +59,21 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _options_of(entry: Entry) -> list[Option]:
-    """Return the options of a study's command: its own, and those of all."""
-    quick = Option("quick", bool, False, "Run a small profile instead, in minutes.")
+    """Return the options of a study's command: its own, and those that all studies share."""
+    quick = Option("quick", bool, False, "Run a small version, which takes minutes.")
     return [
         *entry.options,
         *([] if entry.quick is None else [quick]),
-        Option("seeds", str, None, f"How many seeds, or which as in 3,4,5 [{entry.seeds}]."),
-        Option("out", Path, None, f"Directory of the results [runs/studies/{entry.name}]."),
-        Option("write", Path, None, "Directory of pages to copy the results to, such as lab/docs/studies."),
-        Option("cache", Path, None, f"Directory of the runs, which studies share [{entry.cache}]."),
-        Option("jobs", int, None, "Runs at a time, one thread each [one a core, as far as memory has room]."),
+        Option("seeds", str, None, f"Number of seeds, or a list of seeds such as 3,4,5 [{entry.seeds}]."),
+        Option("out", Path, None, f"Directory for the results [runs/studies/{entry.name}]."),
+        Option(
+            "write",
+            Path,
+            None,
+            "Also copy the page, its chart and its numbers to this directory, such as lab/docs/studies.",
+        ),
+        Option("cache", Path, None, f"Directory of the training runs, which studies share [{entry.cache}]."),
+        Option("jobs", int, None, "Runs at the same time, each on one thread [one per core, if memory suffices]."),
     ]
 
 
@@ -86,10 +91,10 @@ def _command_of(entry: Entry) -> Callable[..., None]:
             **values,
         )
         typer.echo(page.read_text(encoding="utf-8"))
-        typer.echo(f"Page: {page}; its image and numbers are beside it")
+        typer.echo(f"Page: {page}; its chart and numbers are in the same directory")
 
     parameters = [_parameter(option) for option in _options_of(entry)]
-    # Typer reads both: a command has the options that its study declares.
+    # Typer reads the options of the study from both attributes.
     command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = f"{entry.title}." if entry.paper == "–" else f"{entry.title}. The paper: {entry.paper}."
@@ -103,11 +108,11 @@ for _entry in ENTRIES.values():
 def build(
     dataset: Annotated[str | None, argument(NAME, metavar="NAME")] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Build it again if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build the dataset again even if it exists.")] = False,
 ) -> None:
     """Download and build a benchmark dataset.
 
-    Its name is then a value of DATA like any other.
+    Commands then accept its name as DATA.
     """
     from hetxl_lab.build.packages import Unavailable
     from hetxl_lab.build.store import build_dataset, dataset_listing

@@ -108,7 +108,7 @@ class Options:
 
     @classmethod
     def flatten(cls, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return options, by name or in sections, without their sections; errors in a name say where it is from."""
+        """Return options, by name or in sections, without their sections; an error about a name includes `where`."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{where} must hold sections of options, found {type(values).__name__}")
         sections = cls.sections()
@@ -169,13 +169,11 @@ class SourceOptions(Options):
 
     section: ClassVar[str] = "data"
 
-    data: str = option(
-        "pycode", "pycode, synthetic (options as in synthetic:noise=2), an installed dataset, a path, or hf:NAME."
-    )
-    data_seed: int = option(0, "Seed of the split of data without splits, and of built-in data.", least=0)
-    image_size: int | None = option(None, "Height and width that images are resized to [the backbone's own, or 224].",
+    data: str = option("pycode", "A dataset by name (pycode, or synthetic:noise=2 with options), a path, or hf:NAME.")
+    data_seed: int = option(0, "Seed for built-in data, and for splitting data that has no splits.", least=0)
+    image_size: int | None = option(None, "Height and width that images are resized to [the backbone's, or 224].",
                                     least=8)  # fmt: skip
-    workers: int = option(2, "Processes that decode images.", least=0)
+    workers: int = option(2, "Number of processes that decode images.", least=0)
 
 
 @dataclass(frozen=True)
@@ -184,30 +182,34 @@ class OptimOptions(Options):
 
     section: ClassVar[str] = "training"
 
-    steps: int | None = option(None, "Optimiser steps; instead of --epochs.", least=1)
+    steps: int | None = option(None, "Number of optimiser steps, instead of --epochs.", least=1)
     epochs: float | None = option(
         None, "Number of epochs [1, or enough for 1,000 steps on small data; see docs/training.md].", least=0
     )
-    batch_size: int = option(256, "Examples of an optimiser step, over all processes.", least=1)
-    optimizer: str = option("adamw", "adamw, sgd (momentum is beta1), or one of timm, such as adafactor, lamb or lion.")
+    batch_size: int = option(256, "Examples per optimiser step, over all processes.", least=1)
+    optimizer: str = option(
+        "adamw", "adamw, sgd (momentum is --beta1), or an optimiser of timm, such as adafactor, lamb or lion."
+    )
     learning_rate: float | None = option(
-        None, "Peak learning rate [by what is trained; see docs/training.md].", positive=True
+        None, "Peak learning rate [depends on what is trained; see docs/training.md].", positive=True
     )
     noise_learning_rate: float | None = option(
-        None, "Learning rate of the covariance, as a multiple [1; a head alone 0.3].", least=0
+        None, "Learning rate of the covariance, as a multiple of --learning-rate [1; 0.3 for a head alone].", least=0
     )
-    warmup: float = option(0.05, "Steps of linear warm-up; below 1 a share of all steps.", least=0)
-    warmup_from: float = option(1e-5, "Learning rate that warm-up starts from.", least=0)
-    schedule: str = option("cosine", "Decay to zero; inverse_sqrt: with 1 / √step.", SCHEDULES)
+    warmup: float = option(0.05, "Steps of linear warm-up; a value below 1 is a share of all steps.", least=0)
+    warmup_from: float = option(1e-5, "Learning rate at the first warm-up step.", least=0)
+    schedule: str = option("cosine", "Learning rate schedule; inverse_sqrt decays as 1 / √step.", SCHEDULES)
     weight_decay: float | None = option(
-        None, "Decoupled weight decay, none on τ, biases and norms [0.01; a head alone has a prior instead].", least=0
+        None,
+        "Decoupled weight decay, except on τ, biases and norms [0.01; a head alone uses --prior instead].",
+        least=0,
     )
-    beta1: float = option(0.9, "First decay rate of AdamW; momentum of sgd.", least=0, below=1)
+    beta1: float = option(0.9, "First decay rate of AdamW; momentum of SGD.", least=0, below=1)
     beta2: float = option(0.999, "Second decay rate of AdamW.", least=0, below=1)
-    clip: float = option(1.0, "Largest norm of the gradient; 0 for no limit.", least=0)
-    precision: str = option("float32", "Precision of matrix products.", ("float32", "bfloat16", "float16"))
-    seed: int = option(0, "Seed of the initial weights, the order of the data and all noise.", least=0)
-    device: str = option("auto", "cpu, cuda, mps, …; auto takes an accelerator if available.")
+    clip: float = option(1.0, "Maximum gradient norm; 0: no clipping.", least=0)
+    precision: str = option("float32", "Precision of matrix products in training.", ("float32", "bfloat16", "float16"))
+    seed: int = option(0, "Seed for the initial weights, the order of the data and all noise.", least=0)
+    device: str = option("auto", "cpu, cuda, mps, …; auto uses an accelerator if one is available.")
 
     @functools.cached_property
     def optim(self) -> "Recipe":
@@ -224,22 +226,22 @@ class ParallelOptions(Options):
 
     section: ClassVar[str] = "parallel"
 
-    compile: bool = option(False, "Compile the network in front of the head with torch.compile.")
+    compile: bool = option(False, "Compile the backbone with torch.compile.")
     activation_checkpointing: bool = option(
-        False, "Recompute the network's activations in the backward pass: less memory, more time."
+        False, "Recompute the backbone's activations in the backward pass: less memory, more time."
     )
     channels_last: bool = option(False, "Keep images and convolutions in the channels-last memory format.")
-    sync_batchnorm: bool = option(False, "Several accelerators: batch norms see the examples of all processes.")
-    pin_memory: bool = option(True, "CUDA: read batches into page-locked memory, which is copied while a step runs.")
+    sync_batchnorm: bool = option(False, "Synchronise batch norms over all accelerators.")
+    pin_memory: bool = option(True, "CUDA: load batches into pinned memory, so that copies overlap with the step.")
     evaluation_precision: str = option(
-        "float32", "Precision of the network in evaluations.", ("float32", "bfloat16", "float16")
+        "float32", "Precision of the backbone in evaluations.", ("float32", "bfloat16", "float16")
     )
     timeout: float = option(
-        600.0, "Several processes: seconds without a sign of life after which one counts as lost.", positive=True
+        600.0, "Several processes: stop after this many seconds without a response from one of them.", positive=True
     )
     data_parallel: str = option(
         "ddp",
-        "Several processes: each has the whole model (ddp), or a part of each weight and its moments (fsdp).",
+        "Several processes: replicate the model (ddp), or shard its weights and optimiser state (fsdp).",
         PARALLEL,
     )
 
@@ -252,11 +254,11 @@ class OutputOptions(Options):
 
     out: str | None = option(None, "Directory of the run [runs/DATA-HEAD].")
     evaluate_every: int | None = option(None, "Steps between evaluations [a tenth of the run].", least=1)
-    checkpoint_every: int | None = option(None, "Steps between checkpoints [as evaluations].", least=1)
-    keep: int = option(2, "Number of recent checkpoints to keep, beside the best.", least=1)
-    log_every: int = option(10, "Steps between lines of log.jsonl.", least=1)
-    tensorboard: bool = option(False, "The same as --loggers tensorboard.")
-    loggers: str = option("", "Log to tensorboard, wandb or mlflow, too; several with commas between.")
+    checkpoint_every: int | None = option(None, "Steps between checkpoints [as --evaluate-every].", least=1)
+    keep: int = option(2, "Number of recent checkpoints to keep, in addition to the best.", least=1)
+    log_every: int = option(10, "Steps between entries of log.jsonl.", least=1)
+    tensorboard: bool = option(False, "Same as --loggers tensorboard.")
+    loggers: str = option("", "Also log to tensorboard, wandb or mlflow; separate several with commas [none].")
 
     def _check(self) -> None:
         check_loggers(self.loggers)
@@ -272,31 +274,37 @@ class OutputOptions(Options):
 
 @dataclass(frozen=True)
 class DataOptions(SourceOptions):
-    """Labelled data, and noise put on its labels."""
+    """Labelled data, its preprocessing and augmentation, and label noise to add."""
 
-    labels: str | None = option(None, "File with the labels, if they are not beside the features.")
-    features_column: str | None = option(None, "Column of embeddings, images or their paths [by name and type].")
-    text_column: str | None = option(None, "Column of texts, for hf: backbones [by name and type].")
-    label_column: str | None = option(None, "Column of labels [by name and type].")
-    split_column: str | None = option(None, "Column with the split of each row [split].")
-    text_length: int = option(128, "Most tokens of a text; longer ones are cut.", least=1)
-    validation: str | None = option(None, "Path of the validation split, if it is apart.")
-    test: str | None = option(None, "Path of the test split, if it is apart.")
-    label_noise: str = option("none", "Replace training labels by wrong ones.", ("none", *LABEL_NOISE))
+    labels: str | None = option(None, "File with the labels [stored with the features].")
+    features_column: str | None = option(
+        None, "Column with embeddings, images or image paths [detected by name and type]."
+    )
+    text_column: str | None = option(None, "Column with texts, for hf: backbones [detected by name and type].")
+    label_column: str | None = option(None, "Column with labels [detected by name and type].")
+    split_column: str | None = option(None, "Column with the name of each row's split [split].")
+    text_length: int = option(128, "Maximum number of tokens per text; longer texts are cut.", least=1)
+    validation: str | None = option(None, "Path of the validation split [part of DATA].")
+    test: str | None = option(None, "Path of the test split [part of DATA].")
+    label_noise: str = option("none", "Replace training labels with wrong ones.", ("none", *LABEL_NOISE))
     label_noise_rate: float = option(0.0, "Share of the training labels to replace.", least=0, most=1, also=("--rate",))
-    image_mean: str | None = option(None, "Mean of red, green and blue, as in 0.5,0.5,0.5 [the backbone's own].")
-    image_std: str | None = option(None, "Deviation of red, green and blue, as in 0.5,0.5,0.5 [the backbone's own].")
-    interpolation: str | None = option(None, "bilinear, bicubic, nearest, … [the backbone's own].")
+    image_mean: str | None = option(None, "Mean of red, green and blue, such as 0.5,0.5,0.5 [the backbone's].")
+    image_std: str | None = option(
+        None, "Standard deviation of red, green and blue, such as 0.5,0.5,0.5 [the backbone's]."
+    )
+    interpolation: str | None = option(
+        None, "Interpolation for resizing: bilinear, bicubic, nearest, … [the backbone's]."
+    )
     crop: float | None = option(
-        None, "Side of the centre crop, as a share of the resized image [the backbone's own].", positive=True
+        None, "Side of the centre crop, as a share of the resized image [the backbone's].", positive=True
     )
     resize: str | None = option(
-        None, "Which side is resized before the centre crop: shorter, squash (both) or border [the backbone's own]."
+        None, "Which side is resized before the centre crop: shorter, squash (both) or border [the backbone's]."
     )
     rand_augment: str = option("", "RandAugment of timm, such as rand-m9-mstd0.5 [none].")
     random_erasing: float = option(0.0, "Probability that a rectangle of a training image is erased.", least=0, most=1)
-    mixup: float = option(0.0, "α of mixup, such as 0.2: images and labels are mixed; 0 for none.", least=0)
-    cutmix: float = option(0.0, "α of cutmix, such as 1.0: a rectangle comes from another image; 0 for none.", least=0)
+    mixup: float = option(0.0, "α of mixup, which blends images and their labels, such as 0.2; 0: off.", least=0)
+    cutmix: float = option(0.0, "α of cutmix, which pastes a rectangle of another image, such as 1.0; 0: off.", least=0)
 
     def _check(self) -> None:
         if self.label_noise != "none" and not self.label_noise_rate:
@@ -312,42 +320,51 @@ class HeadOptions(Options):
 
     section: ClassVar[str] = "head"
 
-    head: str = option("het-xl", "The head.", HEAD_NAMES)
-    link: str = option("auto", "auto: sigmoid for several labels per example.", ("auto", *LINKS))
+    head: str = option("het-xl", "Type of the head.", HEAD_NAMES)
+    link: str = option(
+        "auto", "Link function; auto is sigmoid if examples have several labels, else softmax.", ("auto", *LINKS)
+    )
     classifier: str = option(
         "linear",
-        "Behind the head; sampled and retrieved train on few classes per step, sharded splits them over processes.",
+        "Classifier; sampled and retrieved train on few classes per step, sharded splits classes over processes.",
         CLASSIFIERS,
     )
-    negatives: int = option(1024, "Sampled: classes drawn for a batch; retrieved: beside the neighbours.", least=1)
-    neighbours: int = option(32, "Retrieved: nearest classes of each example.", least=1)
-    rank: int = option(RANK, "R, rank of the covariance.", least=0)
+    negatives: int = option(
+        1024, "sampled: number of negative classes per batch; retrieved: in addition to the neighbours.", least=1
+    )
+    neighbours: int = option(32, "retrieved: number of nearest classes per example.", least=1)
+    rank: int = option(RANK, "Rank R of the covariance.", least=0)
     covariance: str = option("efficient", "Form of the covariance.", COVARIANCES)
-    residual: str = option("rank1", "Component of the covariance beside its factors.", RESIDUALS)
-    noise_init: float = option(0.1, "Scale of the noise at the start; the paper's authors use 1.", positive=True)
+    residual: str = option("rank1", "Part of the covariance that is added to its factors.", RESIDUALS)
+    noise_init: float = option(0.1, "Initial scale of the noise; the paper's authors use 1.", positive=True)
     noise_scale: float | None = option(
-        None, "Factor of the noise outside training [a network: the best on validation rows, at most 1].", least=0
+        None, "Factor of the noise in evaluation [fitted on validation rows with a backbone, else 1].", least=0
     )
     flip_rate: float | None = option(
-        None, "Share of the training labels that are any class alike [estimated for a head alone].", least=0, below=1
+        None,
+        "Share of training labels that are uniformly random [estimated for a head alone, else 0].",
+        least=0,
+        below=1,
     )
-    noise_features: int | None = option(None, "HET-XL: size M of a noise space of its own.", least=1)
-    buckets: int | None = option(None, "HET-H: buckets H [D].", least=1)
+    noise_features: int | None = option(
+        None, "het-xl: size M of a separate noise space [none: the feature space].", least=1
+    )
+    buckets: int | None = option(None, "het-h: number of buckets H [D].", least=1)
     mc_dropout: float = option(
-        0.0, "DET: share of its features dropped in training and in each of S predictions.", least=0, below=1
+        0.0, "det: dropout rate of the features in training and in each of S predictions.", least=0, below=1
     )
     temperature: str = option(
-        str(TEMPERATURE), "Temperature τ: a number, learned, or auto (learned if the data and the steps suffice)."
+        str(TEMPERATURE), "Temperature τ: a number, learned, or auto (learned if data and steps suffice)."
     )
     temperature_init: float = option(1.0, "Initial value of a learned τ; the paper uses the middle, 2.525.",
                                      positive=True)  # fmt: skip
     temperature_low: float = option(0.05, "Lower bound of a learned τ.", positive=True)
     temperature_high: float = option(5.0, "Upper bound of a learned τ.", positive=True)
-    train_samples: int = option(TRAIN_SAMPLES, "S in training.", least=1)
-    eval_samples: int = option(EVAL_SAMPLES, "S in evaluation and prediction.", least=1)
-    sampler: str = option("orthogonal", "How standard normals are drawn.", SAMPLER_NAMES)
+    train_samples: int = option(TRAIN_SAMPLES, "Number of samples S in training.", least=1)
+    eval_samples: int = option(EVAL_SAMPLES, "Number of samples S in evaluation and prediction.", least=1)
+    sampler: str = option("orthogonal", "How the noise samples are drawn.", SAMPLER_NAMES)
     bias_init: float | None = option(
-        None, "Initial bias of the classifier [as nn.Linear's; sigmoid: the log-odds of each class]."
+        None, "Initial bias of the classifier [as in nn.Linear; sigmoid: the log-odds of each class]."
     )
 
     def _check(self) -> None:
@@ -377,24 +394,26 @@ class BackboneOptions(Options):
 
     section: ClassVar[str] = "backbone"
 
-    backbone: str = option("auto", f"{', '.join(BACKBONES)}; auto: none, mlp for tokens, cnn for images.")
-    features: int | None = option(None, "D, output size of mlp and cnn [128; cnn 256].", least=1)
-    width: int | None = option(None, "Hidden width of mlp, channels of cnn's first stage [512; 32].", least=1)
-    depth: int = option(2, "Hidden layers of mlp; blocks in each stage of cnn.", least=1)
-    embedding: int = option(64, "Size of a token's embedding.", least=1)
-    dropout: float = option(0.0, "Dropout of mlp.", least=0, below=1)
-    standardize: bool | None = option(
-        None, "Standardise vectors by the training rows before they enter what is trained [yes; no for images]."
+    backbone: str = option("auto", f"{', '.join(BACKBONES)}. auto is mlp for tokens, cnn for images, else none.")
+    features: int | None = option(None, "Output size D of mlp and cnn [mlp 128; cnn 256].", least=1)
+    width: int | None = option(
+        None, "Hidden width of mlp, or channels of cnn's first stage [mlp 512; cnn 32].", least=1
     )
-    normalize_features: bool = option(False, "Scale every example's features to the length √D.")
-    frozen: bool = option(False, "Train only the head; features are computed once.")
+    depth: int = option(2, "Hidden layers of mlp, or blocks per stage of cnn.", least=1)
+    embedding: int = option(64, "Size of the token embeddings.", least=1)
+    dropout: float = option(0.0, "Dropout rate of mlp.", least=0, below=1)
+    standardize: bool | None = option(
+        None, "Standardise input vectors with the mean and deviation of the training rows [yes; images: no]."
+    )
+    normalize_features: bool = option(False, "Scale each feature vector to length √D.")
+    frozen: bool = option(False, "Train only the head; features are computed once and cached.")
     drop_path: float = option(
         0.0,
-        "Share of the residual branches dropped in training (stochastic depth), of the last block.",
+        "Stochastic depth: drop rate of the residual branch of the last block.",
         least=0,
         below=1,
     )
-    pretrained: bool = option(True, "timm and hf: start from published weights.")
+    pretrained: bool = option(True, "timm: and hf: backbones: start from published weights.")
     start_from: str | None = option(
         None, "Weights to start from: a run directory, or a .safetensors file of timm or transformers."
     )
@@ -402,35 +421,45 @@ class BackboneOptions(Options):
 
 @dataclass(frozen=True)
 class ClassifierOptimOptions(OptimOptions):
-    """Optimisation of a classifier: also how its temperature is trained."""
+    """Optimisation of a classifier and of its temperature."""
 
-    recipe: str | None = option(None, "Recipe whose options are the defaults of this run; hetxl recipes lists them.")
+    recipe: str | None = option(None, "Use the options of this recipe as defaults; hetxl recipes lists all.")
     layer_decay: float = option(
-        1.0, "Factor of the learning rate from each layer of the backbone to the one below.", least=0, most=1
+        1.0,
+        "Factor by which the learning rate shrinks with each layer of the backbone, from top to bottom.",
+        least=0,
+        most=1,
     )
     accumulate: int = option(1, "Gradient accumulation steps.", least=1)
-    temperature_learning_rate: float = option(0.1, "Learning rate of a learned τ, as a multiple.", least=0)
-    temperature_hold: float = option(0.0, "Share of the steps for which a learned τ stays at its start.",
+    temperature_learning_rate: float = option(
+        0.1, "Learning rate of a learned τ, as a multiple of --learning-rate.", least=0
+    )
+    temperature_hold: float = option(0.0, "Share of the steps during which a learned τ keeps its initial value.",
                                      least=0, most=1)  # fmt: skip
     temperature_prior: float = option(0.0, "Weight of the penalty (log τ)² on a learned τ.", least=0)
     temperature_method: str = option(
-        "train", "Loss that a learned τ follows: that of training, or of validation.", LEARNED
+        "train", "How τ is learned: on the training loss (train), or on a validation loss.", LEARNED
     )
     temperature_held_out: float = option(
-        0.0, "Share of each batch that gradient and bilevel validate on; 0: the validation split.", least=0, below=1
+        0.0,
+        "gradient, bilevel: share of each batch used for validation; 0: use the validation split.",
+        least=0,
+        below=1,
     )
-    noise_weight_decay: float | None = option(None, "Weight decay of the covariance [as weight_decay].", least=0)
+    noise_weight_decay: float | None = option(None, "Weight decay of the covariance [as --weight-decay].", least=0)
     noise_start: float | None = option(
-        None, "Share of the steps that train without noise first [0; a head alone 0.3].", least=0, below=1
+        None, "Share of the steps, at the start, that train without noise [0; 0.3 for a head alone].", least=0, below=1
     )
     prior: float | None = option(
-        None, "Prior variance of the logits, for a head alone [chosen on held-out rows].", positive=True
+        None, "A head alone: prior variance of the logits [chosen on held-out rows].", positive=True
     )
     ema: float = option(
-        0.0, "Decay of a moving average of the weights, used in evaluation; 0 for none.", least=0, below=1
+        0.0, "Decay of a moving average of the weights, which evaluation uses; 0: off.", least=0, below=1
     )
-    label_smoothing: float = option(0.0, "Share of the target spread over all classes (softmax).", least=0, below=1)
-    patience: int = option(0, "Stop after this many evaluations without a better validation NLL; 0: never.", least=0)
+    label_smoothing: float = option(
+        0.0, "Label smoothing (softmax): share of the target spread over all classes.", least=0, below=1
+    )
+    patience: int = option(0, "Stop after this many evaluations without a lower validation NLL; 0: never.", least=0)
 
     def _check(self) -> None:
         method, held_out = self.temperature_method, self.temperature_held_out
@@ -451,19 +480,17 @@ class ClassifierOptimOptions(OptimOptions):
 
 @dataclass(frozen=True)
 class ClassifierParallelOptions(ParallelOptions):
-    """Processes of a classifier's run: also what each of them has of its classes."""
+    """Processes of a classifier's run, and how they split its classes."""
 
-    class_shards: int = option(
-        0, "classifier = sharded: processes that share the classes and see the same rows; 0 for all.", least=0
-    )
+    class_shards: int = option(0, "--classifier sharded: number of processes that split the classes; 0: all.", least=0)
 
 
 @dataclass(frozen=True)
 class ClassifierOutputOptions(OutputOptions):
-    """Output of a classifier's run: also how many examples its evaluations take."""
+    """Output of a classifier's run, with the number of examples per evaluation."""
 
-    evaluation_examples: int = option(5000, "Validation examples of those evaluations; 0 for all.", least=0)
-    test_examples: int = option(0, "Test examples of the last evaluation; 0 for all.", least=0)
+    evaluation_examples: int = option(5000, "Number of validation examples per evaluation; 0: all.", least=0)
+    test_examples: int = option(0, "Number of test examples in the final evaluation; 0: all.", least=0)
 
 
 # Fields come from the last base to the first: this order is that of the flags and of config.json.
@@ -527,12 +554,12 @@ class TrainConfig(
 
 @dataclass(frozen=True)
 class ComparisonOptions(Options):
-    """What `hetxl compare` adds to the heads."""
+    """The options that only `hetxl compare` has."""
 
     section: ClassVar[str] = "comparison"
 
-    baselines: bool = option(False, "Also compare an ensemble, MC dropout, Laplace and label smoothing.")
-    members: int = option(5, "Runs of DET in an ensemble.", least=2)
+    baselines: bool = option(False, "Also train an ensemble, MC dropout, Laplace and label smoothing.")
+    members: int = option(5, "Number of DET runs in the ensemble.", least=2)
 
     def _check(self) -> None:
         if self.members != 5 and not self.baselines:
@@ -541,7 +568,7 @@ class ComparisonOptions(Options):
 
 @dataclass(frozen=True)
 class CompareConfig(ComparisonOptions, TrainConfig):
-    """The options of a comparison: those of its runs, and its own."""
+    """The options of a comparison: those of its runs, and those of the comparison itself."""
 
     def run_options(self) -> TrainConfig:
         """Return the options of a run."""
@@ -555,13 +582,15 @@ class CompareConfig(ComparisonOptions, TrainConfig):
 class PairOptions(SourceOptions):
     """Pairs of images and texts, and swaps among them."""
 
-    data: str = option("icons", "icons (options as in icons:held_out=phosphor), a directory, manifest or arrays.")
-    data_seed: int = option(0, "Seed of the split of data without splits, and of the swaps.", least=0)
-    image_size: int | None = option(
-        None, "Height and width that images from files are resized to [the image tower's own, or 64].", least=8
+    data: str = option(
+        "icons", "icons (options as in icons:held_out=phosphor), or the path of a directory, a manifest or arrays."
     )
-    swap: float = option(0.0, "Share of the training pairs whose texts are swapped.", least=0, most=1)
-    swap_within: bool = option(False, "Swap within categories.")
+    data_seed: int = option(0, "Seed for swaps, and for splitting data that has no splits.", least=0)
+    image_size: int | None = option(
+        None, "Height and width that images from files are resized to [the image tower's, or 64].", least=8
+    )
+    swap: float = option(0.0, "Share of the training pairs whose texts are swapped with each other.", least=0, most=1)
+    swap_within: bool = option(False, "Swap only within categories.")
 
     def _check(self) -> None:
         if self.swap_within and not self.swap:
@@ -574,23 +603,27 @@ class EmbeddingNoiseOptions(Options):
 
     section: ClassVar[str] = "head"
 
-    head: str = option("het-xl", "het-xl has noise on the embeddings, det none.", ("det", "het-xl"))
-    link: str = option("softmax", "softmax is CLIP's loss, sigmoid SigLIP's.", LINKS)
-    noise: str = option("both", "Towers that have noise (het-xl).", ("both", "image", "text"))
+    head: str = option("het-xl", "het-xl: noise on the embeddings; det: none.", ("det", "het-xl"))
+    link: str = option("softmax", "softmax: CLIP's loss; sigmoid: SigLIP's.", LINKS)
+    noise: str = option("both", "het-xl: towers whose embeddings have noise.", ("both", "image", "text"))
     covariance: str = option("low_rank", "Form of the covariance.", COVARIANCES)
-    rank: int = option(15, "R, rank of the covariance.", least=0)
-    residual: str = option("rank1", "Component of the covariance beside its factors.", RESIDUALS)
+    rank: int = option(15, "Rank R of the covariance.", least=0)
+    residual: str = option("rank1", "Part of the covariance that is added to its factors.", RESIDUALS)
     noise_init: float = option(
-        0.1, "Length of the noise at the start, relative to that of an embedding.", positive=True
+        0.1, "Initial length of the noise, relative to the length of an embedding.", positive=True
     )
-    noise_group: int = option(256, "Examples that share the coefficients of a sample, at most; 1 for none.", least=1)
-    samples: int = option(1, "S in training.", least=1)
-    eval_samples: int = option(0, "S of a second zero-shot evaluation, beside that without noise; 0 for none.", least=0)
+    noise_group: int = option(
+        256, "Maximum number of examples that share the coefficients of a sample; 1: no sharing.", least=1
+    )
+    samples: int = option(1, "Number of samples S in training.", least=1)
+    eval_samples: int = option(
+        0, "Number of samples S of a second zero-shot evaluation, with noise; 0: only without.", least=0
+    )
     normalize: str = option("before", "When embeddings are scaled to length 1.", ("before", "after", "both", "none"))
-    scale_init: float | None = option(None, "Initial value of the learned scale of the logits [3; det 10].",
+    scale_init: float | None = option(None, "Initial value of the learned scale of the logits [3; 10 for det].",
                                       positive=True)  # fmt: skip
-    bias_init: float = option(-10.0, "Initial value of the learned bias (sigmoid).")
-    max_scale: float = option(100.0, "Bound of the learned scale.", positive=True)
+    bias_init: float = option(-10.0, "sigmoid: initial value of the learned bias.")
+    max_scale: float = option(100.0, "Upper bound of the learned scale.", positive=True)
 
     def _check(self) -> None:
         if self.scale_init is not None and self.scale_init > self.max_scale:
@@ -608,28 +641,27 @@ class TowerOptions(Options):
 
     section: ClassVar[str] = "towers"
 
-    features: int = option(128, "D, size of the embeddings.", least=1)
-    image: str = option("cnn", f"Image tower: {', '.join(IMAGE_TOWERS)}; vectors in the data need none.")
+    features: int = option(128, "Size D of the embeddings.", least=1)
+    image: str = option("cnn", f"Image tower: {', '.join(IMAGE_TOWERS)}. Data with vectors needs none.")
     image_lock: str = option(
-        "free", "free: trained; locked: in no gradient (LiT); mapped: locked, its vectors computed once.", LOCKS
+        "free", "free: trained; locked: not trained (LiT); mapped: locked, and its vectors are computed once.", LOCKS
     )
-    image_weights: str = option("published", "published, random, or a .safetensors file of its library.")
-    width: int = option(8, "cnn: channels of its first stage, a multiple of 8.", least=8)
-    depth: int = option(1, "cnn: blocks in each of its stages.", least=1)
+    image_weights: str = option("published", "published, random, or a .safetensors file of the tower's library.")
+    width: int = option(8, "cnn: channels of the first stage, a multiple of 8.", least=8)
+    depth: int = option(1, "cnn: blocks per stage.", least=1)
     text: str = option("ngrams", f"Text tower: {', '.join(TEXT_TOWERS)}.")
-    text_lock: str = option("free", "As image-lock; encoders that other packages add are always mapped.", LOCKS)
-    text_weights: str = option("published", "As image-weights.")
-    text_length: int = option(64, "hf: most tokens of a text; longer ones are cut.", least=1)
-    projections: str = option("both", "Towers with a trained linear layer behind them.", ("both", "image", "text"))
-    buckets: int = option(16384, "ngrams: buckets of the hashed character n-grams.", least=1)
-    embedding: int = option(128, "ngrams: size of an n-gram's vector.", least=1)
+    text_lock: str = option("free", "As --image-lock; encoders from other packages are always mapped.", LOCKS)
+    text_weights: str = option("published", "As --image-weights.")
+    text_length: int = option(64, "hf: maximum number of tokens per text; longer texts are cut.", least=1)
+    projections: str = option("both", "Towers that get a trained linear projection.", ("both", "image", "text"))
+    buckets: int = option(16384, "ngrams: number of buckets for hashed character n-grams.", least=1)
+    embedding: int = option(128, "ngrams: size of the n-gram embeddings.", least=1)
     text_width: int = option(256, "ngrams: width of the hidden layers.", least=1)
-    text_depth: int = option(1, "ngrams: hidden layers.", least=1)
-    dropout: float = option(0.0, "ngrams: dropout after every hidden layer.", least=0, below=1)
+    text_depth: int = option(1, "ngrams: number of hidden layers.", least=1)
+    dropout: float = option(0.0, "ngrams: dropout rate after every hidden layer.", least=0, below=1)
     templates: str = option(
         "{}",
-        "Prompts that texts are put into, with | between, as in '{}|an icon of {}', or a file of them: at random in "
-        "training.",
+        "Prompt templates separated by |, such as '{}|an icon of {}', or a file of them. Training picks one at random.",
     )
 
     def _check(self) -> None:
@@ -666,31 +698,33 @@ def read_templates(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PairOptimOptions(OptimOptions):
-    """Optimisation of two towers: its own defaults, and a learning rate of the scale."""
+    """Optimisation of two towers, with other defaults and a learning rate for the scale."""
 
-    recipe: str | None = option(None, "Recipe whose options are the defaults of this run; hetxl recipes lists them.")
+    recipe: str | None = option(None, "Use the options of this recipe as defaults; hetxl recipes lists all.")
     accumulate: int = option(
-        1, "Parts that a batch goes through the towers in; the loss is that of the whole batch.", least=1
+        1, "Number of parts that a batch is split into for the towers; the loss sees the whole batch.", least=1
     )
     ema: float = option(
-        0.0, "Decay of a moving average of the weights, used in evaluation; 0 for none.", least=0, below=1
+        0.0, "Decay of a moving average of the weights, which evaluation uses; 0: off.", least=0, below=1
     )
     epochs: float = option(7.0, "Number of epochs.", least=0)  # pyright: ignore[reportIncompatibleVariableOverride]
-    batch_size: int = option(256, "Pairs of a step, over all processes.", least=2)
+    batch_size: int = option(256, "Pairs per optimiser step, over all processes.", least=2)
     learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
-        1.6e-2, "Peak learning rate of AdamW; small towers trained from scratch need a high one.", positive=True
+        1.6e-2, "Peak learning rate; the default suits small towers trained from scratch.", positive=True
     )
     noise_learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
-        0.01, "Learning rate of the covariance, as a multiple: its many weights run ahead in short runs.", least=0
+        0.01, "Learning rate of the covariance, as a multiple of --learning-rate.", least=0
     )
     scale_learning_rate: float = option(
-        10.0, "Learning rate of the scale and bias of the logits, as a multiple: short runs need it.", least=0
+        10.0, "Learning rate of the logits' scale and bias, as a multiple of --learning-rate.", least=0
     )
     weight_decay: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
-        0.01, "Decoupled weight decay; none on the scale, biases and norms.", least=0
+        0.01, "Decoupled weight decay, except on the scale, biases and norms.", least=0
     )
-    precision: str = option("float32", "Precision of the towers' matrix products.", ("float32", "bfloat16", "float16"))
-    seed: int = option(0, "Seed of the initial weights, the order of the pairs and all noise.", least=0)
+    precision: str = option(
+        "float32", "Precision of the towers' matrix products in training.", ("float32", "bfloat16", "float16")
+    )
+    seed: int = option(0, "Seed for the initial weights, the order of the pairs and all noise.", least=0)
 
     def _check(self) -> None:
         if self.batch_size % self.accumulate:
@@ -700,12 +734,12 @@ class PairOptimOptions(OptimOptions):
 
 @dataclass(frozen=True)
 class PairOutputOptions(OutputOptions):
-    """Output of a contrastive run: also how many pairs its evaluations take."""
+    """Output of a contrastive run, with the number of pairs per evaluation."""
 
     out: str | None = option(None, "Directory of the run [runs/contrastive-DATA-HEAD].")
     evaluate_every: int | None = option(None, "Steps between evaluations [a fifth of the run].", least=1)
     keep: int = option(2, "Number of recent checkpoints to keep.", least=1)
-    evaluation_pairs: int = option(2000, "Validation pairs of those evaluations; 0 for all.", least=0)
+    evaluation_pairs: int = option(2000, "Number of validation pairs per evaluation; 0: all.", least=0)
 
 
 @dataclass(frozen=True)
@@ -714,7 +748,7 @@ class ContrastiveConfig(
 ):
     """Everything that a contrastive run depends on; saved with the run as `config.json`."""
 
-    patience: ClassVar[int] = 0  # the loop reads it of every configuration
+    patience: ClassVar[int] = 0  # the training loop reads it from every configuration
 
     def _check(self) -> None:
         if self.data_parallel == "fsdp" and self.ema:

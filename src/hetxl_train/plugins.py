@@ -1,10 +1,10 @@
-"""Find what other installed packages add to the app, by their entry points; nothing is imported until it is used.
+"""Find what other installed packages add to the app through entry points; nothing is imported before it is used.
 
 | group | value |
 | --- | --- |
 | `hetxl.datasets` | a function that loads a dataset by name: `hetxl train NAME` |
 | `hetxl.pairs` | likewise for pairs: `hetxl contrastive train NAME` |
-| `hetxl.presets` | options for that dataset, beneath those of the user |
+| `hetxl.presets` | default options for that dataset; the user's override them |
 | `hetxl.text_encoders` | a `TextEncoder`: `hetxl contrastive train --text NAME` |
 | `hetxl.commands` | a function, or a typer app, that becomes `hetxl NAME` (`data.NAME`: `hetxl data NAME`) |
 | `hetxl.parameter_tables` | a function that prints a table, as JSON if its argument is true: `hetxl params` |
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 LAB = "is part of the lab, which is not installed; from a checkout of the repository, run: pip install --editable lab"
-"""The end of a message about something that only the lab has."""
+"""The end of messages about features that only the lab has."""
 LAB_COMMANDS = {
-    "study": "Run a study: a comparison that answers one question.",
+    "study": "Run a study: experiments that answer one question.",
     "data.build": "Download and build a benchmark dataset.",
 }
-"""The lab's commands with their lines of help: listed without importing it, and also if it is not installed."""
+"""The lab's commands with their help lines; they are listed without importing the lab, even if it is not installed."""
 
 
 class TextEncoder(Protocol):
@@ -46,5 +46,5 @@ def entries(group: str) -> dict[str, EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return what a package registered under a name."""
+    """Import and return the object that a package registered under a name."""
     return entries(group)[name].load()

@@ -89,7 +89,7 @@ def test_command_audits_data(arrays: tuple[Path, np.ndarray]):
     audit = str(directory / "audit")
     result = CliRunner().invoke(app, ["audit", str(directory / "data.npz"), "--out", audit, "--folds", "2", *flags])
     assert result.exit_code == 0, result.output
-    assert "of 240 labels are suspects" in result.output
+    assert "of 240 labels are suspect" in result.output
 
 
 def test_top_suspects_are_corrected_in_a_new_file(arrays: tuple[Path, np.ndarray]):

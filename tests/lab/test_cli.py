@@ -71,7 +71,7 @@ def test_a_study_on_pairs(tmp_path, monkeypatch):
 def test_a_study_that_does_not_exist(name, hint):
     result = CliRunner().invoke(app, ["study", name, "--quick"])
     assert result.exit_code == 2
-    assert result.stderr == f"Error: there is no study {name!r}{hint}hetxl study --list shows all\n"
+    assert result.stderr == f"Error: unknown study {name!r}{hint}hetxl study --list shows all\n"
 
 
 def test_options_that_a_study_declares_reach_it(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The `hetxl` command. A command's module parses, then calls the app; it is imported when that command runs."""
+"""The `hetxl` command. The module of a command parses arguments and calls the app; it is imported on use."""
 
 import io
 import sys
@@ -14,6 +14,6 @@ def main() -> None:
         print("the hetxl command needs more packages: pip install 'hetxl[train]'", file=sys.stderr)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show τ shows its escape
+        if isinstance(stream, io.TextIOWrapper):  # terminals that cannot show τ print an escape sequence
             stream.reconfigure(errors="backslashreplace")
     app(prog_name="hetxl")

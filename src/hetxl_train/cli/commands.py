@@ -1,4 +1,4 @@
-"""The list of commands, and what they share: errors in one line, help in sections, modules imported when they run."""
+"""The list of commands, with one-line errors, help in sections, and modules that are imported when they run."""
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,22 +16,22 @@ from hetxl_train.formatting import message_lines
 
 
 def optional(help: str, **more: Any) -> Any:
-    """Return an option whose help says in brackets what happens without it."""
+    """Return an option whose help states its default in brackets."""
     return typer.Option(help=help, show_default=False, **more)
 
 
 def argument(help: str, **more: Any) -> Any:
-    """Return an argument whose help says in brackets what happens without it."""
+    """Return an argument whose help states its default in brackets."""
     return typer.Argument(help=help, show_default=False, **more)
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "numel: integer")
-"""What torch's errors say where numpy raises a MemoryError."""
+"""Messages of torch's errors when memory runs out; numpy raises a MemoryError."""
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End on bad input with a message on stderr and exit code 2, without a traceback; one line unless it is a list."""
+    """On bad input, print one line (or a list) on stderr without a traceback, and exit with code 2."""
     try:
         yield
     except (ValueError, TypeError, ImportError, OSError) as error:
@@ -56,15 +56,15 @@ OTHER_NAMES = {
     "--output": "--out", "--output-dir": "--out", "--save-dir": "--out", "--amp": "--precision", "--gpu": "--device",
     "--img-size": "--image-size", "--ckpt": "--start-from", "--checkpoint": "--start-from", "--k": "--top-k",
 }  # fmt: skip
-"""What other programs call options; an error proposes ours."""
-_UsageError: Any = typer.BadParameter.__base__  # click's, or that of typer's own copy of click
+"""Names of options in other programs, and ours, which the error suggests."""
+_UsageError: Any = typer.BadParameter.__base__  # click's class, or that of typer's copy of click
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose errors are one line, and whose help lists its options by section: their `rich_help_panel`."""
+    """A command with one-line errors, whose help groups its options by their `rich_help_panel`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; an unknown option that has another name here gets that as the suggestion."""
+        """Parse the command line; the error for an unknown option suggests our name for it."""
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
@@ -79,7 +79,7 @@ class SectionedCommand(TyperCommand):
             return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, the command's own options, then a list for each section."""
+        """Write the arguments, the command's own options, then one list per section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)
@@ -93,9 +93,9 @@ class SectionedCommand(TyperCommand):
 
 
 class LazyCommand(TyperCommand):
-    """The name and the help line of a command, which is loaded when it runs or its own help is requested.
+    """The name and the help line of a command, which is loaded when it runs or when its help is requested.
 
-    The source imports and returns its function, or its typer app if it is a group.
+    `source` imports and returns the command's function, or the typer app of a group.
     """
 
     def __init__(self, name: str, help: str, source: Callable[[], Any]):
@@ -114,18 +114,18 @@ class LazyCommand(TyperCommand):
         return get_command(app)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Return the context of the command itself: all that follows is its own."""
+        """Return the context of the loaded command, which parses the remaining arguments."""
         with one_line_errors():
             command = self.load()
         return command.make_context(info_name, args, parent=parent, **extra)
 
 
 def lazy_group(parent: str = "", commands: Mapping[str, tuple[str, str]] | None = None) -> type[TyperGroup]:
-    """Return the class of a group with commands that are loaded when they run, and with those of plug-ins.
+    """Return the class of a group whose commands, and those of plug-ins, are loaded when they run.
 
     Args:
-        parent: the group in the names of entry points, as in `data.build`; empty for `hetxl` itself.
-        commands: for each name its "module:function" and its help line.
+        parent: name of the group in entry points, as in `data.build`; empty for `hetxl` itself.
+        commands: the "module:function" and the help line of each name.
     """
 
     class Group(TyperGroup):
@@ -156,27 +156,33 @@ def _package(entry: Any) -> str:
 _HERE = "hetxl_train.cli"
 COMMANDS = {
     "compare": (f"{_HERE}.train:compare", "Train every head on the same data and report which performs best."),
-    "train": (f"{_HERE}.train:train", "Train one head on your data, evaluate it, and save the run in a directory."),
+    "train": (f"{_HERE}.train:train", "Train one head on your data, evaluate it, and save the run to a directory."),
     "tune": (f"{_HERE}.train:tune", "Choose the temperature τ by one of the methods that the paper compares."),
-    "rescale": (f"{_HERE}.run:rescale", "Fit τ and the noise scale of a trained run to labels that you trust."),
+    "rescale": (
+        f"{_HERE}.run:rescale",
+        "Fit τ and the noise scale of a trained run to labels that you trust, and save the result as a new run.",
+    ),
     "evaluate": (f"{_HERE}.run:evaluate", "Evaluate a run on its test split, or on other data of the same classes."),
     "predict": (f"{_HERE}.run:predict", "Write the most probable classes of new inputs, with their uncertainty."),
     "calibrate": (f"{_HERE}.run:calibrate", "Calibrate prediction sets and answers with a guarantee."),
     "audit": (f"{_HERE}.audit:audit", "Find labels that are probably wrong, and correct them."),
-    "export": (f"{_HERE}.run:export", "Write a trained model as one file: ONNX, torch.export, or the head alone."),
-    "embed": (f"{_HERE}.embed:embed", "Write the vectors of data by a trained network, to train on them."),
+    "export": (f"{_HERE}.run:export", "Write a trained model to one file: ONNX, torch.export, or the head alone."),
+    "embed": (f"{_HERE}.embed:embed", "Compute the embeddings of a dataset with a trained network, to train heads on."),
     "push": (f"{_HERE}.run:push", "Save a run with a model card to the Hugging Face hub, or to a directory."),
-    "serve": (f"{_HERE}.serve:serve", "Answer requests for predictions of a run over HTTP."),
-    "demo": (f"{_HERE}.serve:demo", "Try a run on a page in the browser."),
-    "report": (f"{_HERE}.run:report", "Write report.html: one file with every plot and table of some runs."),
+    "serve": (f"{_HERE}.serve:serve", "Serve predictions of a run over HTTP."),
+    "demo": (f"{_HERE}.serve:demo", "Try a run on a local page in the browser."),
+    "report": (f"{_HERE}.run:report", "Write report.html: one file with all plots and tables of the runs."),
     "recipes": (f"{_HERE}.recipes:recipes", "List the recipes of hetxl train, or print one."),
-    "params": (f"{_HERE}.params:params", "Show parameters and training memory of the four heads."),
-    "contrastive": (f"{_HERE}.contrastive:contrastive", "Train on pairs of images and texts."),
-    "data": (f"{_HERE}.data:data", "Describe datasets, and build some."),
+    "params": (f"{_HERE}.params:params", "Show the parameters and the training memory of the four heads."),
+    "contrastive": (
+        f"{_HERE}.contrastive:contrastive",
+        "Train an image tower and a text tower on pairs, with or without noise on their embeddings.",
+    ),
+    "data": (f"{_HERE}.data:data", "Describe a dataset, or build a benchmark dataset."),
 }
-"""For each command where it is, and its first line of help."""
+"""The location of each command and the first line of its help."""
 
-# Plain errors and help: one line is one line, wherever it is read. Tracebacks never show the values of variables.
+# Errors and help are plain text, so that a line stays one line in logs. Tracebacks never show values of variables.
 app = typer.Typer(
     name="hetxl",
     cls=lazy_group(commands=COMMANDS),

@@ -17,41 +17,38 @@ DATA = "icons (options as in icons:held_out=phosphor), a folder of images with .
 
 @contrastive.callback()
 def _group() -> None:
-    """Train on pairs of images and texts.
-
-    Two towers, with noise on their embeddings or without.
-    """
+    """Train an image tower and a text tower on pairs, with or without noise on their embeddings."""
 
 
 @contrastive.command(cls=SectionedCommand)
 @config_flags(without=("data",), kind=ContrastiveConfig)
 def train(data: Annotated[str | None, argument(f"{DATA} [icons]")] = None, *, settings: Settings = (None, {})) -> None:
-    """Train two towers on pairs, evaluate them, and save the run in a directory.
+    """Train two towers on pairs, evaluate them, and save the run to a directory.
 
     Rerun the same command to resume from the last checkpoint.
     """
     from hetxl_train.training import train as run_training
 
     run = run_training(resolve(ContrastiveConfig, settings, data=data))
-    typer.echo(f"hetxl contrastive report {run.path}   shows it")
+    typer.echo(f"Report: hetxl contrastive report {run.path}")
 
 
 @contrastive.command(cls=SectionedCommand)
 def evaluate(
     run: Annotated[Path, argument("Run directory.")],
-    data: Annotated[str | None, argument(f"{DATA} [the run's own]")] = None,
+    data: Annotated[str | None, argument(f"{DATA} [the run's data]")] = None,
     *,
     num_samples: Annotated[
         int,
         typer.Option(
-            "--num-samples", "--samples", help="Also classify with this many noise samples; 22 in the paper.", min=0
+            "--num-samples", "--samples", help="Also classify with this many noise samples (22 in the paper).", min=0
         ),
     ] = 0,
-    templates: Annotated[str | None, optional("Prompts separated by | [those of the run].")] = None,
-    out: Annotated[Path | None, optional("JSON file for the results.")] = None,
+    templates: Annotated[str | None, optional("Prompt templates separated by | [those of the run].")] = None,
+    out: Annotated[Path | None, optional("JSON file to write the results to [none].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show zero-shot accuracy, recall both ways, and how well swapped pairs are detected."""
+    """Show zero-shot accuracy, recall in both directions, and how well swapped pairs are detected."""
     from rich.console import Console
 
     from hetxl._files import write_json
@@ -72,14 +69,20 @@ def zero_shot(
     run: Annotated[Path, argument("Run directory.")],
     data: Annotated[str, argument("Labelled data, as for hetxl train.")],
     *,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    templates: Annotated[str | None, optional("Prompts with | between, or a file of them [those of the run].")] = None,
-    names: Annotated[Path | None, optional("File with a name for each class, in their order [the data's own].")] = None,
-    num_samples: Annotated[int, typer.Option(help="Noise samples; 0 for none, as in the paper.", min=0)] = 0,
-    limit: Annotated[int, typer.Option(help="Images, drawn at random; 0 for all.", min=0)] = 0,
+    split: Annotated[str, typer.Option(help="Split to classify: train, validation or test.")] = "test",
+    templates: Annotated[
+        str | None, optional("Prompt templates separated by |, or a file of them [those of the run].")
+    ] = None,
+    names: Annotated[
+        Path | None, optional("File with the names of the classes, one per line, in order [the data's].")
+    ] = None,
+    num_samples: Annotated[
+        int, typer.Option(help="Number of noise samples; 0: without noise, as in the paper.", min=0)
+    ] = 0,
+    limit: Annotated[int, typer.Option(help="Classify this many images, drawn at random; 0: all.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Name the images of labelled data by its class names, put into templates; the report of the run shows it, too."""
+    """Classify labelled images by the similarity of their class names, put into prompt templates."""
     from rich.console import Console
 
     from hetxl_train.report import as_rich
@@ -99,7 +102,7 @@ def report(
     *,
     out: Annotated[Path | None, optional("File to write [report.html in the first directory].")] = None,
 ) -> None:
-    """Write report.html: one file with curves, tables, and test images with the names that the model gives them."""
+    """Write report.html: one file with curves, tables, and test images with their predicted names."""
     from hetxl_train.report.contrastive import write_contrastive_report
 
     typer.echo(f"Report: {write_contrastive_report(runs, out or runs[0] / 'report.html')}")

@@ -1,4 +1,4 @@
-"""Flags generated from the options of a configuration, so that each option is written once."""
+"""Generate flags from the options of a configuration, so that each option is written once."""
 
 import dataclasses
 import inspect
@@ -22,8 +22,8 @@ def config_flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every option of a configuration, and `--config FILE`.
 
-    The command is called with its own parameters and `settings`: the file and the flags that were set. Options in
-    `without` are not flags of this command.
+    The command receives its own parameters and `settings`: the file and the flags that were set. Options in
+    `without` get no flag.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -41,7 +41,7 @@ def config_flags(
         parameters = [*own, config, *(_flag(field, kind) for field in fields)]
         command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
-        del command.__wrapped__  # typer would look behind it
+        del command.__wrapped__  # typer would read the wrapped function's signature
         return command
 
     return decorate
@@ -50,8 +50,8 @@ def config_flags(
 def _flag(field: dataclasses.Field, kind: type[Options]) -> inspect.Parameter:
     value_type, _ = option_types(kind)[field.name]
     text, choices = field.metadata["help"], field.metadata["choices"]
-    if choices:
-        text = f"{text.rstrip('.')}: {', '.join(choices)}."
+    if not all(choice in text for choice in choices):
+        text = f"{text.rstrip('.')} ({', '.join(choices)})."
     if field.default is not None and "[" not in text:
         default = str(field.default).lower() if value_type is bool else field.default
         text = f"{text} [{default}]"
@@ -74,9 +74,9 @@ def resolve(
     instead: Mapping[str, str] | None = None,
     **positional: Any,
 ) -> Config:
-    """Return the configuration: defaults, then the recipe, then the file, then positional arguments and flags.
+    """Return the configuration. Later sources override earlier ones: defaults, recipe, file, arguments and flags.
 
-    Options that the command sets itself, `instead` by which flag, must not be in the file.
+    `instead` maps the options that the command sets itself to the flags that set them; the file must not have them.
     """
     file, flags = settings
     values = dict(defaults or {})
@@ -93,7 +93,7 @@ def resolve(
             if name in written:
                 raise ValueError(f"--config {file}: {name} is set by {flag} in this command; remove it from the file")
         if "epochs" in written and "steps" not in written:
-            values.pop("steps", None)  # those of the defaults, which would override it
+            values.pop("steps", None)  # the default number of steps would override it
         values |= written
     values |= {name: value for name, value in positional.items() if value is not None}
     values |= flags
@@ -111,7 +111,7 @@ def resolve(
 
 
 def resolve_preset(settings: Settings, data: str | None, kind: type[Config], *, instead: Mapping[str, str]) -> Config:
-    """Return the configuration with the preset of its dataset as defaults: by argument, file, or else pycode."""
+    """Return the configuration; its defaults are the preset of its dataset: the argument, the file's, or pycode."""
     file = settings[0]
     if data is None:
         data = "pycode" if file is None else kind.read_toml(file).get("data", "pycode")

@@ -1,4 +1,4 @@
-"""`hetxl params`: the size of the four heads."""
+"""`hetxl params`: parameters and training memory of the four heads."""
 
 import json
 from typing import Annotated, Any
@@ -15,19 +15,26 @@ from hetxl_train.report.tables import Table, as_rich, text_table
 
 
 def params(
-    backbone: Annotated[str | None, optional("resnet152, vit-l/32, timm:NAME or hf:MODEL_TYPE.")] = None,
+    backbone: Annotated[str | None, optional("Backbone: resnet152, vit-l/32, timm:NAME or hf:MODEL_TYPE.")] = None,
     features: Annotated[int | None, optional("Feature size D, for a head without a backbone.")] = None,
     classes: Annotated[int | None, optional("Number of classes K.")] = None,
     rank: Annotated[int | None, optional("Rank R of the covariance [50].")] = None,
-    covariance: Annotated[str | None, optional(f"{', '.join(COVARIANCES)} [efficient].")] = None,
-    residual: Annotated[str | None, optional(f"{', '.join(RESIDUALS)} [rank1].")] = None,
-    noise_features: Annotated[int | None, optional("HET-XL: size M of a noise space of its own.")] = None,
-    buckets: Annotated[int | None, optional("HET-H: buckets H [D].")] = None,
+    covariance: Annotated[
+        str | None, optional(f"Form of the covariance: {', '.join(COVARIANCES)} [efficient].")
+    ] = None,
+    residual: Annotated[
+        str | None, optional(f"Part of the covariance that is added to its factors: {', '.join(RESIDUALS)} [rank1].")
+    ] = None,
+    noise_features: Annotated[
+        int | None, optional("het-xl: size M of a separate noise space [none: the feature space].")
+    ] = None,
+    buckets: Annotated[int | None, optional("het-h: number of buckets H [D].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show parameters and training memory of the four heads.
+    """Show the parameters and the training memory of the four heads.
 
-    Without options: the paper's table, with ours beside it. With --backbone or --features, and --classes: your case.
+    Pass --classes and either --backbone or --features for your own case. Without options, the command compares its
+    counts with the paper's table.
     """
     options = {"rank": rank, "covariance": covariance, "residual": residual}
     options |= {"noise_features": noise_features, "buckets": buckets}
@@ -38,7 +45,7 @@ def params(
             raise ValueError(f"{_flag(stray[0])} needs --backbone NAME or --features D")
         tables = plugins.entries("parameter_tables")
         if not tables:
-            raise ValueError(f"give --features D and --classes K; the table of the paper {plugins.LAB}")
+            raise ValueError(f"pass --features D and --classes K; the paper's table {plugins.LAB}")
         for name in tables:
             plugins.load("parameter_tables", name)(as_json)
     else:
@@ -49,9 +56,11 @@ def _show_case(
     backbone: str | None, features: int | None, classes: int | None, options: dict[str, Any], as_json: bool
 ) -> None:
     if backbone is not None and features is not None:
-        raise ValueError("--backbone and --features exclude each other: a backbone states its own feature size")
+        raise ValueError(
+            "--backbone and --features exclude each other, because the backbone sets the feature size; pass one"
+        )
     if classes is None:
-        raise ValueError("--classes K is missing: the number of classes")
+        raise ValueError("--classes is missing; pass the number of classes")
     for name, size in {"features": features, "classes": classes, **options}.items():
         if isinstance(size, int):
             check_size(_flag(name), size, minimum=0 if name == "rank" else 1)
@@ -79,7 +88,7 @@ def _flag(name: str) -> str:
 
 
 def parameter_table(rows: list[HeadRow], title: str) -> Table:
-    """Return the parameters of each head, and what it adds over DET. Noise is all but its classifier."""
+    """Return the parameters of each head, and what it adds over DET. Noise counts all but the classifier."""
     lines = []
     for row in rows:
         cells = ["–"] * 6
@@ -92,7 +101,7 @@ def parameter_table(rows: list[HeadRow], title: str) -> Table:
 
 
 def memory_table(rows: list[HeadRow]) -> Table:
-    """Return the memory to train each head and its backbone; the total also in bytes."""
+    """Return the memory to train each head with its backbone; the total also in bytes."""
     lines = []
     for row in rows:
         cells = ["–"] * 5
@@ -101,5 +110,5 @@ def memory_table(rows: list[HeadRow]) -> Table:
             sizes = (memory.weights, memory.gradients, memory.optimiser, memory.total)
             cells = [*map(format_bytes, sizes), f"{memory.total:,}"]
         lines.append((row.head.upper(), *cells))
-    title = "Memory to train them: float32, Adam, without activations"
+    title = "Training memory: float32, Adam, without activations"
     return text_table(title, ("head", "weights", "gradients", "optimiser", "total", "bytes"), lines)

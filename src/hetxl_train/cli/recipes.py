@@ -7,10 +7,11 @@ import typer
 from hetxl_train.cli.commands import argument
 
 
-def recipes(name: Annotated[str | None, argument("Recipe to print [a list of all].")] = None) -> None:
+def recipes(name: Annotated[str | None, argument("Recipe to print [list all recipes].")] = None) -> None:
     """List the recipes of hetxl train, or print one.
 
-    A recipe says where each of its values is from. Flags of hetxl train --recipe NAME override it.
+    A recipe is a set of options with the source of each value. Use it with hetxl train --recipe NAME; flags override
+    its values.
     """
     from hetxl_train.recipes import recipe_names, recipe_text, recipe_title
 

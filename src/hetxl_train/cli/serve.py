@@ -7,11 +7,11 @@ import typer
 from hetxl_train.cli.commands import optional
 from hetxl_train.cli.run import Device, Method, RunArgument, Samples, Target
 
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all network interfaces.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)]
 TopK = Annotated[int, typer.Option(help="Number of classes for each input.", min=1)]
-Coverage = Annotated[float | None, optional("Add prediction sets, of the coverage of hetxl calibrate.")]
-Risk = Annotated[float | None, optional("Add answers, of the risk of hetxl calibrate.")]
+Coverage = Annotated[float | None, optional("Add prediction sets, calibrated by hetxl calibrate --coverage.")]
+Risk = Annotated[float | None, optional("Add answers, calibrated by hetxl calibrate --risk.")]
 
 
 def serve(
@@ -25,20 +25,20 @@ def serve(
     target: Target = "observed",
     coverage: Coverage = None,
     risk: Risk = None,
-    max_batch: Annotated[int, typer.Option(help="Examples that are computed together.", min=1)] = 64,
-    max_wait: Annotated[float, typer.Option(help="Milliseconds to wait for more of them.", min=0)] = 2.0,
-    max_rows: Annotated[int, typer.Option(help="Examples of a request.", min=1)] = 256,
-    max_size: Annotated[float, typer.Option(help="Megabytes of a request.", min=0.001)] = 20.0,
+    max_batch: Annotated[int, typer.Option(help="Maximum number of examples in a batch.", min=1)] = 64,
+    max_wait: Annotated[float, typer.Option(help="Milliseconds to wait for a batch to fill.", min=0)] = 2.0,
+    max_rows: Annotated[int, typer.Option(help="Maximum number of examples in a request.", min=1)] = 256,
+    max_size: Annotated[float, typer.Option(help="Maximum size of a request in megabytes.", min=0.001)] = 20.0,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for a request to arrive, and for its answer.", min=0.1)
+        float, typer.Option(help="Maximum seconds to receive a request, and to answer it.", min=0.1)
     ] = 30.0,
     device: Device = "auto",
 ) -> None:
-    """Answer requests for predictions of a run over HTTP.
+    """Serve predictions of a run over HTTP.
 
-    POST /predict takes JSON, {"features": [[…]]}, {"texts": ["…"]} or {"images": ["base64"]}; POST /predict/image
-    takes the content of one image file. GET /health, /metrics (Prometheus), /model and /docs (OpenAPI). Needs the extra
-    serve.
+    POST /predict takes JSON: {"features": [[…]]}, {"texts": ["…"]} or {"images": ["base64"]}. POST /predict/image takes
+    the content of an image file. GET /health, /metrics (Prometheus), /model and /docs (OpenAPI) describe the server.
+    Requires pip install 'hetxl[serve]'.
     """
     from hetxl_train.serve import Limits
 
@@ -58,10 +58,10 @@ def demo(
     risk: Risk = None,
     device: Device = "auto",
 ) -> None:
-    """Try a run on a page in the browser.
+    """Try a run on a local page in the browser.
 
-    Drop an image, or type a text or features, and see the answer, how sure it is, what it is confused with, and the
-    nearest training examples. Needs the extra serve.
+    Drop an image, or type a text or features. The page shows the prediction, its uncertainty, the class that it is
+    confused with, and the nearest training examples. Requires pip install 'hetxl[serve]'.
     """
     predicted = {"top_k": top_k, "target": target, "coverage": coverage, "risk": risk, "device": device}
     _serve(run, host=host, port=port, demo=True, **predicted)

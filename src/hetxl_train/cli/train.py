@@ -10,14 +10,14 @@ from hetxl_train.config import CompareConfig, TrainConfig
 from hetxl_train.temperature_methods import METHODS
 
 DATA = (
-    "pycode, synthetic, words, glyphs or wordnet (options as in synthetic:noise=2), an array file or folder, images, "
-    "or a manifest."
+    "A dataset by name (pycode, synthetic, words, glyphs, wordnet; with options as in synthetic:noise=2), hf:NAME, or "
+    "a path to arrays, images, a table or tar shards."
 )
 
 CHOSEN = {"head": "--heads", "label_smoothing": "--heads", "mc_dropout": "--baselines", "seed": "--seeds"}
-"""Options of a run that a comparison sets, and by which flag."""
+"""Options of a run that a comparison sets, and the flag that sets each."""
 CHOSEN_BY_SEARCH = {"temperature": "--method", "temperature_method": "--method", "temperature_held_out": "--held-out"}
-"""Options of a run that the search sets, and by which flag."""
+"""Options of a run that the search sets, and the flag that sets each."""
 
 
 @config_flags(without=("data",))
@@ -25,14 +25,14 @@ def train(
     data: Annotated[str | None, argument(DATA)] = None,
     *,
     noise_only: Annotated[
-        bool, typer.Option("--noise-only", help="With --start-from RUN: learn noise and τ alone, on validation rows.")
+        bool, typer.Option("--noise-only", help="With --start-from RUN: learn only noise and τ, on validation rows.")
     ] = False,
     settings: Settings = (None, {}),
 ) -> None:
-    """Train one head on your data, evaluate it, and save the run in a directory.
+    """Train one head on your data, evaluate it, and save the run to a directory.
 
-    Rerun the same command to resume from the last checkpoint. --noise-only takes seconds: the weights of a trained DET
-    stay as they are, and a new run has noise beside them, unless held-out rows say that it does not help.
+    Rerun the same command to resume from the last checkpoint. --noise-only adds noise to a trained DET without changing
+    its weights. It takes seconds, and keeps the noise only if it lowers the NLL of held-out rows.
     """
     if noise_only:
         run = _add_noise(data, settings)
@@ -40,22 +40,22 @@ def train(
         from hetxl_train.training import train as run_training
 
         run = run_training(resolve(TrainConfig, settings, data=data))
-    typer.echo(f"hetxl report {run.path}   shows it; hetxl predict {run.path} INPUT --out FILE   uses it")
+    typer.echo(f"Report: hetxl report {run.path}; predictions: hetxl predict {run.path} INPUT --out FILE")
 
 
 def _add_noise(data: str | None, settings: Settings) -> Any:
-    """Return the run of `hetxl train --noise-only`, which takes few of the options."""
+    """Return the run of `hetxl train --noise-only`, which accepts few of the options."""
     from hetxl_train.noise_only import add_noise_to_run
 
     file, flags = settings
     options = dict(flags)
     start = options.pop("start_from", None)
     if start is None:
-        raise ValueError("--noise-only needs --start-from RUN, the run whose head gets noise")
+        raise ValueError("--noise-only needs --start-from RUN, the run to add noise to")
     extra = sorted(options.keys() - {"out", "seed", "device"})
     if extra or file is not None:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in extra) or "--config"
-        raise ValueError(f"--noise-only takes --start-from, --out, --seed and --device alone, found {names}")
+        raise ValueError(f"--noise-only accepts only --start-from, --out, --seed and --device, found {names}")
     return add_noise_to_run(start, data=data, **options)
 
 
@@ -64,17 +64,18 @@ def compare(
     data: Annotated[str | None, argument(f"{DATA} [pycode]")] = None,
     *,
     heads: Annotated[
-        str, optional("Heads to compare, of det, det-smoothed, het, het-h and het-xl.")
+        str, optional("Heads to compare, separated by commas [all: det, det-smoothed, het, het-h, het-xl].")
     ] = "det,det-smoothed,het,het-h,het-xl",
-    seeds: Annotated[str, typer.Option(help="Number of seeds, or the seeds themselves as in 3,4,5.")] = "1",
-    jobs: Annotated[int | None, optional("Runs at a time, one thread each [one, on all cores].")] = None,
+    seeds: Annotated[str, typer.Option(help="Number of seeds, or a list of seeds such as 3,4,5.")] = "1",
+    jobs: Annotated[int | None, optional("Runs at the same time, each on one thread [1 run, on all cores].")] = None,
     settings: Settings = (None, {}),
 ) -> None:
     """Train every head on the same data and report which performs best.
 
-    Every head starts from the same backbone, sees the same examples in the same order and takes as many steps. DET with
-    temperature scaling, and HET-XL with τ and its noise scale fitted on the validation split, are included at no extra
-    training cost. --baselines adds what else one would do. Rerun the same command to resume.
+    Every head starts from the same backbone weights, sees the same examples in the same order and trains for the same
+    number of steps. The comparison also has DET with temperature scaling, and HET-XL with τ and its noise scale fitted
+    on the validation split; they need no extra training. --baselines adds other methods. Rerun the same command to
+    resume.
     """
     from rich.console import Console
 
@@ -111,7 +112,7 @@ def tune(
     method: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(METHODS)}; auto: by the options of a method that are set, or by the data and --max-runs."
+            help=f"{', '.join(METHODS)}; auto: the method whose options are set, else by the data and --max-runs."
         ),
     ] = "auto",
     max_runs: Annotated[
@@ -119,24 +120,28 @@ def tune(
         typer.Option(
             "--max-runs",
             "--trainings",
-            help="auto: number of runs that the budget allows [1].",
+            help="auto: maximum number of runs [1].",
             show_default=False,
             min=1,
         ),
     ] = None,
     grid: Annotated[str | None, optional("grid: values of τ, separated by commas [the paper's 8].")] = None,
-    trials: Annotated[int | None, optional("bayes: runs in all, over all machines [30].", min=1)] = None,
-    parallel: Annotated[int | None, optional("bayes: runs of a step [5].", min=1)] = None,
-    search_sampler: Annotated[str | None, optional("bayes: gp, tpe; auto: gp if scipy is installed [auto].")] = None,
-    storage: Annotated[
-        str | None, optional("bayes: a journal file or any storage of optuna [OUT/study.journal].")
-    ] = None,
-    folds: Annotated[int, typer.Option(help="2: choose on the test split, for the paper's check only.")] = 3,
-    retrain: Annotated[bool, typer.Option(help="grid, bayes: end with a run on validation rows as well.")] = False,
+    trials: Annotated[int | None, optional("bayes: total number of runs, over all machines [30].", min=1)] = None,
+    parallel: Annotated[int | None, optional("bayes: runs per search step [5].", min=1)] = None,
+    search_sampler: Annotated[str | None, optional("bayes: gp or tpe [gp if scipy is installed, else tpe].")] = None,
+    storage: Annotated[str | None, optional("bayes: journal file, or any optuna storage [OUT/study.journal].")] = None,
+    folds: Annotated[
+        int,
+        typer.Option(help="3: choose on the validation split; 2: on the test split, only to repeat the paper's check."),
+    ] = 3,
+    retrain: Annotated[
+        bool, typer.Option(help="grid, bayes: finally train once more, with the validation rows included.")
+    ] = False,
     held_out: Annotated[
-        float, typer.Option(help="bilevel, gradient: validate on this share of each batch, such as 0.125.")
+        float,
+        typer.Option(help="bilevel, gradient: share of each batch used for validation; 0: use the validation split."),
     ] = 0.0,
-    jobs: Annotated[int | None, optional("Runs at a time [as many as cores and memory allow].", min=1)] = None,
+    jobs: Annotated[int | None, optional("Runs at the same time [as many as cores and memory allow].", min=1)] = None,
     settings: Settings = (None, {}),
 ) -> None:
     """Choose the temperature τ by one of the methods that the paper compares.
@@ -154,13 +159,13 @@ def tune(
     own = {name: value for name, value in values.items() if value is not None}
     if method != "auto" and max_runs is not None:
         raise ValueError(f"--max-runs is for --method auto, found --method {method}")
-    if method == "auto":  # the method whose options are set
+    if method == "auto":  # choose the method whose options are set
         owners = (name for name in METHODS if own.keys() & set(METHODS[name].options))
         method = next(owners, None) or recommended(config, max_runs or 1, Console())
     own |= {"folds": folds, "retrain": retrain, "held_out": held_out, "jobs": jobs}
     search = Search(method, **own)  # pyright: ignore[reportArgumentType]
     path = run_search(config, search)
-    typer.echo(f"{path}   has the numbers, {path.with_name('tune.html')} the plots")
+    typer.echo(f"Numbers: {path}; plots: {path.with_name('tune.html')}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -130,8 +130,8 @@ def test_large_numbers_are_not_cut_short():
         ("--classes 10", "--classes needs --backbone NAME or --features D"),
         ("--rank 10", "--rank needs --backbone NAME or --features D"),
         ("--noise-features 10 --json", "--noise-features needs --backbone NAME or --features D"),
-        ("--features 64", "--classes K is missing"),
-        ("--backbone resnet152", "--classes K is missing"),
+        ("--features 64", "--classes is missing"),
+        ("--backbone resnet152", "--classes is missing"),
         ("--features 64 --backbone resnet152 --classes 10", "--backbone and --features exclude each other"),
         ("--features 64 --classes 0", "--classes must be at least 1, found 0"),
         ("--backbone resnet152 --classes 0", "--classes must be at least 1, found 0"),
@@ -175,4 +175,4 @@ def test_installed_script_prints_errors():
     script = Path(sys.executable).parent / "hetxl"
     process = subprocess.run([script, "params", "--features", "8"], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == "Error: --classes K is missing: the number of classes\n"
+    assert process.stderr == "Error: --classes is missing; pass the number of classes\n"

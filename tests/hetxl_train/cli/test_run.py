@@ -50,7 +50,7 @@ def test_export_to_onnx(run):
     assert result.exit_code == 0, result.output
     assert f"{run / 'model.onnx'}: " in result.stdout
     assert "KiB, mc with 5 samples, features [B, 4] to probs [B, 6]" in result.stdout
-    assert "of predict's" in result.stdout
+    assert "those of predict" in result.stdout
     session = onnxruntime.InferenceSession(run / "model.onnx", providers=["CPUExecutionProvider"])
     trained, features = load_run(run), torch.randn(3, 4)
     noise = exportable(trained.model, num_samples=5, seed=2).noise
@@ -64,7 +64,7 @@ def test_export_of_the_head_alone(run, tmp_path):
     result = call("export", run, "--to", "head", "--out", tmp_path / "mine.safetensors")
     assert result.exit_code == 0, result.output
     assert "HetXLHead with 6 class names" in result.stdout
-    assert "the same, to the bit, as predict's" in result.stdout
+    assert "are equal, to the bit, to those of predict" in result.stdout
     assert (tmp_path / "mine.safetensors").exists()
 
 
