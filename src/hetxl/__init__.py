@@ -6,8 +6,8 @@ head = hetxl.HetXLHead(in_features=2048, num_classes=21_843)   # was: nn.Linear(
 loss = head(features, labels)                                    # was: cross_entropy(head(features), labels)
 prediction = head.predict(features, top_k=5)
 
-model = hetxl.convert(model)                                     # or a whole model, its last layer swapped
-model = hetxl.add_noise(model, (inputs, labels))                 # or noise for one that is trained already
+model = hetxl.convert(model)                                     # or swap the last layer of a model
+model = hetxl.add_noise(model, (inputs, labels))                 # or add noise to a trained model
 """
 
 import importlib
@@ -59,7 +59,7 @@ _CONVERSION = ("add_noise", "convert", "fused_loss", "predict", "revert")
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use: torch takes seconds to import, and `hetxl --help` needs none of it."""
+    """Load a public name on first use, because importing torch takes seconds and `hetxl --help` does not need it."""
     if name in _PACKAGES:
         return importlib.import_module(f"hetxl.{name}")
     if name not in __all__:

@@ -1,4 +1,4 @@
-"""Argument checks shared by the constructors: each error names the argument, what was found and what is allowed."""
+"""Argument checks shared by the constructors. Each error names the argument, the value found and the allowed values."""
 
 import contextlib
 import difflib
@@ -12,7 +12,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def one_of(name: str, value: object, allowed: Collection[Name]) -> Name:
-    """Return `value` if it is one of the `allowed` names, or raise; a near miss gets a suggestion."""
+    """Return `value` if it is one of the `allowed` names; otherwise raise, with a suggestion for a near miss."""
     for choice in allowed:
         if choice == value:
             return choice
@@ -24,7 +24,7 @@ def one_of(name: str, value: object, allowed: Collection[Name]) -> Name:
 
 def integer_at_least(name: str, value: object, minimum: int) -> int:
     """Return `value` as an int of at least `minimum`, or raise."""
-    # bool is an int to Python, but num_samples=True is a mistake.
+    # bool is a subclass of int, but num_samples=True is a mistake.
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer of at least {minimum}, found {value!r}")
     if value < minimum:
@@ -59,7 +59,7 @@ def non_negative_float(name: str, value: object) -> float:
 
 @contextlib.contextmanager
 def needing(what: str, packages: str) -> Iterator[None]:
-    """Turn an ImportError inside into one that says what needs it and how to install it."""
+    """Replace an ImportError with one that names the feature that needs the package, and how to install it."""
     try:
         yield
     except ImportError:
@@ -70,7 +70,7 @@ def renamed(**names: str) -> Callable[[Any], Any]:
     """Return a decorator that lets keyword arguments be passed by their old names, with a DeprecationWarning.
 
     Args:
-        **names: the new name of each old one.
+        **names: the new name of each old name.
     """
 
     def decorate(function: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Files and directories that exist whole or not at all, and their checksums.
+"""Write files and directories atomically, with checksums.
 
-Each is written under a temporary name of its own, flushed to the disk and then renamed, and the rename is flushed too:
-a process that is killed, or a machine that loses power, leaves the old content or the new, never a part.
+Content is written under a unique temporary name, flushed to the disk and renamed; the rename is flushed too. If the
+process is killed or the machine loses power, the old content or the new content remains, never a part.
 """
 
 import contextlib
@@ -21,17 +21,18 @@ import numpy as np
 _BLOCK = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOST = (*_FULL, errno.EIO)
-"""Errors of a flush that mean lost bytes; others, that the system cannot flush this kind of file."""
+"""Flush errors that mean lost bytes. Other errors mean that the system cannot flush this kind of file."""
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary directory; unless an error is raised, it and what else was written
-    there, under names that begin with its own, move to the directory of `path`, which is created if need be."""
+    """Yield a path of the same name in a temporary directory, and move it to `path` unless an error is raised.
+
+    Other files written there whose names begin with its name move as well. The directory of `path` is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         yield Path(directory) / path.name
-        for file in sorted(Path(directory).iterdir(), reverse=True):  # NAME.data before the NAME that needs it
+        for file in sorted(Path(directory).iterdir(), reverse=True):  # NAME.data before NAME, which needs it
             file.chmod(0o644)
             sync(file)
             os.replace(file, path.parent / file.name)
@@ -40,7 +41,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory to write files to, which replaces `path` unless an error is raised."""
+    """Yield a temporary directory that replaces `path` unless an error is raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path):
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -58,25 +59,25 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file in the error of a full disk: that of a write names none."""
+    """Add the file's name to the error of a full disk, which a failed write does not name."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        advice = "; free some space and rerun the command"  # a file of a directory has it already, and its own name
+        advice = "; free some space and rerun the command"  # errors of files inside a directory already have it
         raise OSError(error.errno, f"{error.strerror}".removesuffix(advice) + advice, str(path)) from None
 
 
 @contextlib.contextmanager
 def whole_text(path: Path) -> Iterator[IO[str]]:
-    """Yield a text file that gets its name when the block ends; lines end as they are written."""
+    """Yield a text file that is renamed to `path` when the block ends; line ends are written unchanged."""
     with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         yield file
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function that is given its temporary name."""
+    """Write a file with a function of its temporary path."""
     with whole_file(path) as temporary:
         write(temporary)
 
@@ -89,12 +90,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any, indent: int = 2) -> None:
     """Write JSON."""
     text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-    # What UTF-8 has no bytes for, as in a path of another encoding, becomes JSON's own escape, and reads back the same.
+    # Characters that UTF-8 cannot encode, as in paths of another encoding, become JSON escapes and read back unchanged.
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def json_checksum(content: Any) -> str:
-    """Return the SHA-256 of JSON content, in any order."""
+    """Return the SHA-256 of JSON content; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -104,7 +105,7 @@ def write_checked(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checked(path: Path, instead: str) -> dict[str, Any]:
-    """Read what `write_checked` wrote; raise a ValueError that says what to do instead if it was changed."""
+    """Read a file written by `write_checked`; raise a ValueError ending in the advice `instead` if it was changed."""
     content = read_json(path, dict)
     if content.pop("checksum", None) != json_checksum(content):
         raise ValueError(f"{path} was changed or damaged: its content does not match its checksum; {instead}")
@@ -112,14 +113,14 @@ def read_checked(path: Path, instead: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, kind: type | None = None, finite: bool = True) -> Any:
-    """Read JSON, of a kind such as dict if one is stated; the error of a file that is not that names it."""
+    """Read a JSON file and check that its content is of `kind`, such as dict; errors name the file."""
     return parse_json(path.read_bytes(), str(path), kind, finite)
 
 
 def parse_json(text: str | bytes, source: str, kind: type | None = None, finite: bool = True) -> Any:
-    """Return the content of JSON text; raise a ValueError that names its source for anything else.
+    """Return the content of JSON text, or raise a ValueError that names its source.
 
-    NaN and infinite numbers are not JSON, unless `finite` is False, and nesting too deep for Python to read is damage.
+    NaN and infinite numbers raise unless `finite` is False. Nesting too deep for Python to read raises too.
     """
     check = _finite if finite else None
     try:
@@ -134,7 +135,7 @@ def parse_json(text: str | bytes, source: str, kind: type | None = None, finite:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that names its source in the error of an entry that is missing."""
+    """A JSON object whose error for a missing entry names its source."""
 
     def __init__(self, content: dict[str, Any], source: str):
         super().__init__(content)
@@ -143,7 +144,7 @@ class _Object(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise ValueError(f"{self.source} has no entry {key!r}; restore it or write it again")
 
-    def __reduce__(self) -> Any:  # as plain as what is written
+    def __reduce__(self) -> Any:  # pickled as a plain dict
         return dict, (dict(self),)
 
 
@@ -152,8 +153,8 @@ _KINDS = {dict: "object", list: "list", str: "text"}
 
 @contextlib.contextmanager
 def reading(path: Path, instead: str) -> Iterator[None]:
-    """Name the file, and what to do instead, in the error of content that is not of its form: entries that are missing,
-    of another type, or too large for memory."""
+    """Add the file's name and the advice `instead` to errors of its content: missing entries, wrong types, or arrays
+    too large for memory."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as error:
@@ -175,7 +176,7 @@ def _shortened(content: Any) -> str:
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
-    """Write a .npy file of values of any shape, but no Python objects."""
+    """Write values of any shape as a .npy file, without Python objects."""
     if path.suffix != ".npy":
         raise ValueError(f"path must end in .npy, found {path}")
     with whole_file(path) as temporary, open(temporary, "wb") as file:
@@ -183,9 +184,8 @@ def write_array(path: Path, values: np.ndarray) -> None:
 
 
 def write_arrays(path: Path, values: Mapping[str, Any], compressed: bool = True) -> None:
-    """Write arrays, numbers and texts by name as a .npz file, whatever its suffix; one that is not compressed can be
-    mapped."""
-    with whole_file(path) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add its own ending
+    """Write arrays, numbers and texts by name as a .npz file of any suffix; uncompressed files can be memory-mapped."""
+    with whole_file(path) as temporary, open(temporary, "wb") as file:  # numpy would append .npz to a path
         (np.savez_compressed if compressed else np.savez)(file, **values)
 
 
@@ -194,10 +194,10 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        # Opened here: numpy leaves a damaged file open.
+        # Opened here, because numpy does not close damaged files.
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in (file.files if names is None else names)}
-    except Exception as error:  # numpy, zipfile, zlib, lzma and ast each raise their own for damaged bytes
+    except Exception as error:  # numpy, zipfile, zlib, lzma and ast raise different errors for damaged bytes
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         reason = "Python objects are never loaded" if "pickle" in reason else reason
         raise ValueError(f"{path} is not an .npz file of arrays ({reason})") from None
@@ -215,7 +215,7 @@ def sha256_of(path: Path, advance: Callable[[int], None] | None = None) -> str:
 
 
 def sync_tree(directory: Path) -> None:
-    """Flush all files below a directory to the disk, and the directories' lists of them."""
+    """Flush all files and directories below a directory to the disk."""
     for parent, _, names in os.walk(directory):
         for path in (*(Path(parent) / name for name in names), Path(parent)):
             if not path.is_symlink():
@@ -223,10 +223,10 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a directory to the disk, where the system can."""
+    """Flush a file or a directory to the disk, if the system supports it."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no directories
+    except OSError:  # Windows cannot open directories
         return
     try:
         os.fsync(handle)

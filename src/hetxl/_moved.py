@@ -1,6 +1,6 @@
-"""Import paths from before the split that still work, with a DeprecationWarning, until the next release.
+"""Keep old import paths working, with a DeprecationWarning, until the next release.
 
-`hetxl` was one package. The app is `hetxl_train` now, `hetxl.evaluation` is `hetxl.metrics`, and the studies and the
+`hetxl` used to be one package. Now the app is `hetxl_train`, `hetxl.evaluation` is `hetxl.metrics`, and the studies and
 benchmark datasets are in the lab (`hetxl_lab`).
 """
 
@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 _TABLES = json.loads((Path(__file__).parent / "moved.json").read_text(encoding="utf-8"))
-PACKAGES: dict[str, str] = _TABLES["packages"]  # where the modules of a package are, unless `MODULES` says otherwise
-MODULES: dict[str, list[str]] = _TABLES["modules"]  # where the names of a module are; the first that has one counts
-NAMES: dict[str, str] = _TABLES["names"]  # names that have changed
+PACKAGES: dict[str, str] = _TABLES["packages"]  # new package of the modules of an old one, unless listed in `MODULES`
+MODULES: dict[str, list[str]] = _TABLES["modules"]  # new modules of the names of an old one, searched in order
+NAMES: dict[str, str] = _TABLES["names"]  # new names of renamed objects
 
 
 def homes(module: str) -> list[str]:
-    """Return the modules that hold what an old module held; none if the name is not an old one."""
+    """Return the modules that replace an old module; none if the module is not an old one."""
     if module in MODULES:
         return MODULES[module]
     package, _, name = module.rpartition(".")
@@ -35,7 +35,7 @@ def homes(module: str) -> list[str]:
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds modules by their old names, after all other finders; what they hold is looked up where it is now."""
+    """Find modules by their old names, after all other finders, and look their attributes up in the new modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -62,10 +62,10 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass  # there is no code
+        pass  # no code to run
 
 
 def install() -> None:
-    """Let old paths be imported."""
+    """Make the old paths importable."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         sys.meta_path.append(_Moved())

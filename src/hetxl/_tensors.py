@@ -1,4 +1,4 @@
-"""Tensors in safetensors files that carry a checksum of their content: one way to write them, one way to read them."""
+"""Read and write safetensors files with a checksum of their content."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from torch import Tensor
 from hetxl._files import parse_json, whole_file
 
 KEY, CHECKSUM = "hetxl", "sha256"
-"""The entry of a file's metadata that describes it, a JSON object, and the checksum in that.
+"""The metadata entry with a JSON object that describes the file, and the checksum inside that object.
 
-One entry alone, because the order of several differs from file to file: equal content gives equal bytes.
+There is a single entry because the order of several entries varies; this way equal content gives equal bytes.
 """
 
 
@@ -31,24 +31,21 @@ class StoredTensors(NamedTuple):
     tensors: dict[str, Tensor]  # on the CPU
     about: dict[str, Any]  # the JSON object, without the checksum; empty if there is none
     metadata: dict[str, str]  # as stored
-    checked: bool  # False for a file without a checksum, of another program or an older version
+    checked: bool  # False for a file without a checksum, from another program or an older version
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None, key: str = KEY
 ) -> None:
-    """Write tensors and a description for JSON with a checksum of both, whole or not at all.
-
-    A full disk is an OSError.
-    """
-    # Own, contiguous memory: safetensors refuses tensors that share it.
+    """Write tensors, a JSON description and a checksum of both atomically. A full disk raises an OSError."""
+    # Copies in contiguous memory, because safetensors refuses tensors that share memory.
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     described = dict(about or {})
     text = json.dumps(described | {CHECKSUM: content_checksum(own, described)}, allow_nan=False)
     with whole_file(path) as temporary:
         try:
             save_file(own, temporary, {key: text})
-        except SafetensorError as error:  # a full disk is no OSError there
+        except SafetensorError as error:  # safetensors does not raise an OSError for a full disk
             code = re.search(r"\(os error (\d+)\)", str(error))
             if code is None:
                 raise OSError(f"{path} cannot be written: {_one_line(error)}") from None
@@ -56,19 +53,19 @@ def write_tensors(
 
 
 def read_tensors(path: Path, key: str = KEY) -> StoredTensors:
-    """Read a file and compare it with its checksum; raise a ValueError that names the file if it is damaged."""
+    """Read a file and verify its checksum; raise a ValueError that names the file if it is damaged."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            # In memory of their own, aligned as torch's: products of unaligned tensors may round otherwise.
+            # Clones are aligned like other torch tensors; products of unaligned tensors can round differently.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a dict
-    except (SafetensorError, TypeError) as error:  # TypeError: a type of numbers that torch does not have
+    except (SafetensorError, TypeError) as error:  # TypeError: a number format that torch lacks
         raise ValueError(f"{path} is not a complete safetensors file: {_one_line(error)}") from None
     about = parse_json(metadata.get(key, "{}"), f"{path} is damaged: {key} in its metadata", dict)
     checksum = about.pop(CHECKSUM, None)
-    # A checksum that is there, but not under its name: the name was damaged.
+    # A checksum under another key means that the key was damaged.
     hidden = checksum is None and any(_DIGEST.search(text) for text in metadata.values())
     if hidden or (checksum is not None and checksum != content_checksum(tensors, about)):
         raise ValueError(
@@ -78,17 +75,17 @@ def read_tensors(path: Path, key: str = KEY) -> StoredTensors:
 
 
 def content_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a description and of tensors on the CPU: names, types, shapes and bytes, in any order."""
+    """Return the SHA-256 of a description and of CPU tensors: names, dtypes, shapes and bytes, in any order."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
         digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-        if value.numel():  # an empty one has no bytes, and strides that no view takes
+        if value.numel():  # an empty tensor has no bytes, and strides that `view` rejects
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Raise unless the named tensors hold finite numbers alone."""
+    """Raise unless all numbers of the named tensors are finite."""
     for name in names:
         value = tensors.get(name)
         if value is not None and value.is_floating_point() and not value.isfinite().all():

@@ -1,8 +1,8 @@
-"""The names that options and tables have, each written once: heads, covariances, residuals, links, samplers, metrics.
+"""The names used in options and tables, defined once: heads, covariances, residuals, links, samplers, metrics.
 
-Everything that offers a choice reads it here: constructors, `hetxl.convert`, the command line, reports and studies.
-A new head needs its class in `hetxl.nn.heads` and its entry in `HEAD_ENTRIES`; a new metric its line in
-`hetxl.metrics.summarise` and, to be in tables, its entry in `METRIC_ENTRIES`. Nothing here loads torch.
+Constructors, `hetxl.convert`, the command line, reports and studies read their choices here. A new head needs a class
+in `hetxl.nn.heads` and an entry in `HEAD_ENTRIES`. A new metric needs a line in `hetxl.metrics.summarise`, and an entry
+in `METRIC_ENTRIES` to appear in tables. This module does not import torch.
 """
 
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ TEMPERATURE = 1.0
 RANK = 50
 TRAIN_SAMPLES = 16
 EVAL_SAMPLES = 256
-"""The defaults of τ, R and S through every door: heads, `hetxl.convert`, the command, scikit-learn and Lightning. 256
-orthogonal samples are as exact as the paper's 1,000 independent ones unless the noise is large (docs/methods.md)."""
+"""The defaults of τ, R and S in heads, `hetxl.convert`, the command, scikit-learn and Lightning. 256 orthogonal samples
+are as accurate as the paper's 1,000 independent ones unless the noise is large (docs/methods.md)."""
 
 
 @dataclass(frozen=True)
 class HeadEntry:
-    """A head as options, tables and files know it.
+    """The names and options of a head.
 
     Attributes:
-        name: what options and commands call it.
-        label: what tables and reports call it.
-        class_name: its class in `hetxl.nn`.
-        options: arguments that its constructor has beside those of all heads.
-        noise: whether it samples; False for DET, to which the options of the noise mean nothing.
-        lift: how noise becomes logits: "product" by a matrix, "copy" without one.
+        name: name in options and commands.
+        label: name in tables and reports.
+        class_name: name of its class in `hetxl.nn`.
+        options: constructor arguments in addition to those of all heads.
+        noise: whether it samples; False for DET, where options of the noise have no effect.
+        lift: how noise becomes logits: "product" with a matrix, or "copy" without one.
     """
 
     name: str
@@ -66,12 +66,12 @@ def head_entry(name: str) -> HeadEntry:
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """A metric as tables show it."""
+    """How tables show a metric."""
 
-    name: str  # its key in `hetxl.metrics.summarise` and in result.json
+    name: str  # key in `hetxl.metrics.summarise` and in result.json
     title: str
     better: Literal["lower", "higher"]
-    percent: bool = False  # whether it is a share, shown in percent
+    percent: bool = False  # whether it is a share, shown as a percentage
     digits: int = 2  # decimals
 
 
@@ -81,5 +81,5 @@ METRIC_ENTRIES = (
     MetricEntry("calibration_error", "calibration error", "lower", percent=True),
     MetricEntry("brier", "Brier", "lower", digits=4),
 )
-"""What tables of heads show beside NLL, in their order."""
+"""The metrics that tables of heads show after NLL, in order."""
 METRIC_NAMES = ("nll", *(entry.name for entry in METRIC_ENTRIES))

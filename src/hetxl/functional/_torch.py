@@ -1,4 +1,4 @@
-"""What surrounds a computation in torch: its precision, the blocks it is cut into, autocast and the compiler."""
+"""Helpers for computations in torch: precision, blocks, autocast and the compiler."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -12,22 +12,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Factory(TypedDict, total=False):
-    """Where and in which precision parameters are made, as torch's modules take it."""
+    """Device and dtype of new parameters, as arguments of torch modules."""
 
     device: torch.device | str | None
     dtype: torch.dtype | None
 
 
 def to_accumulation_dtype(values: Tensor) -> Tensor:
-    """Return values as they are summed: half precision is widened to float32, float32 and float64 stay as they are."""
+    """Return values in the dtype for sums: half precision becomes float32, other dtypes do not change."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def take_scalars(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Accept scalars in a state dict for a module's own parameters of one element (a load_state_dict pre-hook).
 
-    FSDP shards parameters along their first dimension, so ours are no scalars; those of other versions and
-    implementations are.
+    FSDP shards parameters along their first dimension, so ours have one; older versions and other implementations
+    store scalars.
     """
     for own, parameter in module.named_parameters(recurse=False):
         name = f"{prefix}{own}"
@@ -36,21 +36,21 @@ def take_scalars(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, 
 
 
 def slices(total: int, size: int, start: int = 0) -> Iterator[slice]:
-    """Cut `start` … `total` into slices of a size, the last of them as long as what is left."""
+    """Cut `start` … `total` into slices of a size; the last slice has the rest."""
     for first in range(start, total, size):
         yield slice(first, min(first + size, total))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which products have the precision of what is multiplied."""
-    # The meta device, for one, has no autocast.
+    """Return a context in which products have the precision of their operands."""
+    # Some devices, such as meta, have no autocast.
     return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
 
 
 def touched(value: Tensor, *tensors: Tensor) -> Tensor:
-    """Return a value as a function of tensors that it does not depend on, whose gradients are zeros and not None.
+    """Make a value depend on tensors with a gradient of zero, instead of None.
 
-    Where several processes sum gradients, as DDP does, each has to have one of every tensor.
+    When several processes sum gradients, as in DDP, each process needs a gradient of every tensor.
     """
     return _Touched.apply(value, *tensors)
 
@@ -68,10 +68,10 @@ class _Touched(torch.autograd.Function):
 
 
 def not_compiled(function: Function) -> Function:
-    """Make torch.compile call a function as it is, instead of looking inside.
+    """Make torch.compile call a function without tracing it.
 
-    As `torch.compiler.disable`, which imports the compiler: here that waits until something is compiled. `import hetxl`
-    would take twice as long otherwise.
+    Like `torch.compiler.disable`, but the compiler is imported only when something is compiled, since it would double
+    the time of `import hetxl`.
     """
     disabled: list[Callable[..., Any]] = []
 
@@ -87,9 +87,9 @@ def not_compiled(function: Function) -> Function:
 
 
 def constant_when_compiled(function: Function) -> Function:
-    """Make torch.compile call a function of constants while it compiles, and keep the result in the graph.
+    """Make torch.compile call a function of constants at compile time and keep the result in the graph.
 
-    As `torch.compiler.assume_constant_result`, whose mark it sets; that imports the compiler.
+    Sets the same mark as `torch.compiler.assume_constant_result`, without importing the compiler.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

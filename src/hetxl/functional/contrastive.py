@@ -1,9 +1,9 @@
-"""The contrastive losses as the paper writes them (Section "Contrastive learning"): short, plain, with all samples at
-once. `hetxl.contrastive` computes the same block by block and is tested against these.
+"""Reference implementation of the paper's contrastive losses (Section "Contrastive learning"), with all samples at
+once. `hetxl.contrastive` computes the same losses block by block and is tested against these.
 
-The batch is the classifier. In the direction image → text the queries are the images, with noise, and the keys are the
-texts, without; in the other direction the towers change places. The sigmoid loss has no directions: a pair is one
-yes-or-no question, and noise is on both of its embeddings.
+The batch is the classifier. In the direction image → text, the queries are the images, with noise, and the keys are the
+texts, without noise; the other direction swaps them. The sigmoid loss has no directions: each pair is a binary
+decision, with noise on both embeddings.
 """
 
 from typing import Literal, get_args
@@ -22,22 +22,23 @@ NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 
 
 def noise_base(embeddings: Tensor, normalize: Normalize) -> Tensor:
-    """What noise is added to, and what its covariance is a function of: [B, D], of length 1 if normalised "before" the
-    noise, in at least float32."""
+    """Return the embeddings that noise is added to and that determine its covariance, [B, D], in at least float32. They
+    have length 1 if they are normalised "before" the noise."""
     wide = to_accumulation_dtype(embeddings)
     return F.normalize(wide, dim=-1) if normalize in ("before", "both") else wide
 
 
 def contrastive_keys(embeddings: Tensor, normalize: Normalize) -> Tensor:
-    """Embeddings as keys, and as they are compared at test time: [B, D], of length 1 unless nothing is normalised."""
+    """Return embeddings as keys and for comparison at test time, [B, D], of length 1 unless `normalize` is "none"."""
     wide = to_accumulation_dtype(embeddings)
     return wide if normalize == "none" else F.normalize(wide, dim=-1)
 
 
 def noisy_queries(embeddings: Tensor, noise: GaussianNoise | None, z: Tensor | None, normalize: Normalize) -> Tensor:
-    """Embeddings [B, D], as the tower gives them, with S draws of their noise, [B, S, D].
+    """Return embeddings [B, D] of a tower with S samples of their noise, [B, S, D].
 
-    The noise is that of `noise_base(embeddings, normalize)`, and z [B, S, Q] or [S, Q] its normals; None without noise.
+    `noise` belongs to `noise_base(embeddings, normalize)`, and z [B, S, Q] or [S, Q] are its normals; both are None
+    without noise.
     """
     if noise is None or z is None:
         return contrastive_keys(embeddings, normalize).unsqueeze(1)
@@ -55,7 +56,7 @@ def contrastive_loss(
     scale: Tensor | float,
     bias: Tensor | float = 0.0,
 ) -> Tensor:
-    """The loss of a batch of pairs.
+    """Return the loss of a batch of pairs.
 
     softmax:  1/2B Σ_n (−log p̄(text n | image n) − log p̄(image n | text n)),   noise on the query of each direction
     sigmoid:  1/B Σ_n Σ_i −log p̄(pair or not | image n, text i),              noise on both, and one direction
@@ -71,7 +72,7 @@ def contrastive_loss(
     """
     if link == "softmax":
         return (_direction(image_queries, text_keys, scale) + _direction(text_queries, image_keys, scale)) / 2
-    samples = max(image_queries.shape[1], text_queries.shape[1])  # those without noise are repeated
+    samples = max(image_queries.shape[1], text_queries.shape[1])  # sides without noise are repeated
     images, texts = (queries.expand(-1, samples, -1) for queries in (image_queries, text_queries))
     logits = scale * torch.einsum("nsd,isd->nsi", images, texts) + bias
     log_p, log_not_p = mean_sigmoid(logits)
@@ -84,5 +85,5 @@ def _direction(queries: Tensor, keys: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def noise_scale(noise: GaussianNoise) -> Tensor:
-    """√(trace Σ / N), [...]: the root mean square of the standard deviations, one number for each example."""
+    """Return √(trace Σ / N), [...]: the root mean square of an example's standard deviations."""
     return noise.variance().mean(-1).sqrt()

@@ -1,4 +1,4 @@
-"""The Gaussian over logits that a head predicts for its features: a mean, and noise that is lifted to the classes."""
+"""The Gaussian over logits that a head predicts: a mean, and noise that is lifted to the classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class Affine:
 
     def __call__(self, features: Tensor) -> Tensor:
         """W φ + b."""
-        # Features of an autocast region may be asked for their logits after its end.
+        # The features may come from an autocast region that has ended.
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class LogitDistribution:
-    """N(mean(x), Σ(x)) over the logits [..., K], before the temperature. Nothing is computed before it is read,
-    from the tensors it was made of as they are then.
+    """N(mean(x), Σ(x)) over the logits [..., K], before the temperature. Values are computed when they are first read,
+    with the weights at that time.
 
     HET, HET-H:  logits = classifier(φ) + lift(ε)
     HET-XL:      logits = classifier(φ + ε), which is classifier(φ) + W ε when the classifier is linear
@@ -40,10 +40,10 @@ class LogitDistribution:
         features: φ(x), [..., D]
         classifier: features → logits, [..., D] → [..., K].
         noise: the Gaussian in noise space; None for a deterministic classifier.
-        lift: noise space → logits. None beside noise: the noise goes through the classifier with the features, and the
-            classifier is *opaque*, not known to be linear. Then only samples-first applies, and `factors` (hence
-            variances and covariances) are the differences classifier(φ + row) − classifier(φ): exact for an affine
-            classifier, a secant approximation for any other.
+        lift: noise space → logits. None with noise means that the noise goes through the classifier with the features
+            and the classifier is *opaque*, not known to be linear. Then only the order "samples" applies, and `factors`
+            (hence variances and covariances) are the differences classifier(φ + row) − classifier(φ): exact for an
+            affine classifier, a secant approximation otherwise.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class LogitDistribution:
 
     @property
     def opaque(self) -> bool:
-        """Whether the noise goes through a classifier that is not known to be linear."""
+        """Return whether the noise goes through a classifier that is not known to be linear."""
         return self.noise is not None and self.lift is None
 
     @property
     def size(self) -> int:
-        """Q, the standard normals that one draw takes; 0 without noise."""
+        """Return Q, the number of standard normals of one sample; 0 without noise."""
         return 0 if self.noise is None else self.noise.size
 
-    # Kept by hand: functools.cached_property holds a lock in Python 3.10 and 3.11, which torch.compile cannot trace.
+    # Cached by hand: functools.cached_property has a lock in Python 3.10 and 3.11, which torch.compile cannot trace.
     @property
     def mean(self) -> Tensor:
-        """The logits without noise, [..., K]."""
+        """Return the logits without noise, [..., K]."""
         if self._mean is None:
             self._mean = to_accumulation_dtype(self.classifier(self.features))
         return self._mean
 
     @property
     def factors(self) -> Tensor:
-        """The basis in logit space, [..., Q, K]: the covariance of the logits is factorsᵀ factors."""
+        """Return the basis in logit space, [..., Q, K]: the covariance of the logits is factorsᵀ factors."""
         if self._factors is None:
             if self.noise is None:
                 self._factors = self.mean.new_zeros(*self.mean.shape[:-1], 0, self.mean.shape[-1])
@@ -87,14 +87,14 @@ class LogitDistribution:
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each logit, [..., K]."""
+        """Return the variance of each logit, [..., K]."""
         if self.noise is None or self.lift is None:
             return to_accumulation_dtype(self.factors).square().sum(-2)
         with without_autocast(self.features.device):
             return self.lift.variance(self.noise)
 
     def covariance(self, classes: Tensor) -> Tensor:
-        """The covariance of the logits of some classes of each example, [..., k, k] for class ids [..., k]."""
+        """Return the covariance of the logits of the given classes [..., k] of each example, [..., k, k]."""
         with without_autocast(self.features.device):
             if self.noise is not None and self.lift is not None:
                 return self.lift.covariance(self.noise, classes)
@@ -102,14 +102,14 @@ class LogitDistribution:
             return factors.mT @ factors
 
     def sample(self, z: Tensor | None, order: Order | None = "samples") -> Tensor:
-        """Sampled logits, in either of two orders that give the same numbers.
+        """Sample logits in one of two orders, which give the same numbers.
 
-            samples: mean + lift(z @ basis)      S rows through the lift for each example
-            factors: mean + z @ lift(basis)      Q rows, however large S is
+            samples: mean + lift(z @ basis)      S rows per example go through the lift
+            factors: mean + z @ lift(basis)      Q rows per example, independent of S
 
         Args:
             z: [..., S, Q] or [S, Q] standard normals; None without noise.
-            order: what is lifted, the samples or the factors; None for what is cheaper.
+            order: whether the samples or the factors are lifted; None for the cheaper order.
 
         Returns:
             [..., S, K]; without noise [..., 1, K].
@@ -126,21 +126,21 @@ class LogitDistribution:
         return self.mean.unsqueeze(-2) + self.lift(draws)
 
     def without_noise(self) -> "LogitDistribution":
-        """The deterministic classifier at the centre of this one."""
+        """Return the same distribution without its noise."""
         return LogitDistribution(self.features, self.classifier)
 
     def _lifted(self, noise: Tensor) -> Tensor:
-        """Noise [..., Q, N] → logits [..., Q, K]."""
+        """Lift noise [..., Q, N] to logits [..., Q, K]."""
         if self.lift is not None:
             return self.lift(noise)
         return to_accumulation_dtype(self.classifier(self.features.unsqueeze(-2) + noise)) - self.mean.unsqueeze(-2)
 
 
 def choose_order(distribution: LogitDistribution, num_samples: int) -> Order:
-    """Return the cheaper order: factors-first once there are more samples than rows in the basis.
+    """Return the cheaper order: "factors" if there are more samples than rows in the basis.
 
-    An opaque classifier takes samples only. A true diagonal residual has as many rows as the noise space has
-    dimensions, so samples win there until S is very large.
+    An opaque classifier supports only "samples". A diagonal residual has as many rows as the noise space has
+    dimensions, so "samples" is cheaper there unless S is very large.
     """
     if distribution.opaque or num_samples <= distribution.size:
         return "samples"
@@ -148,7 +148,7 @@ def choose_order(distribution: LogitDistribution, num_samples: int) -> Order:
 
 
 def correlation(covariance: Tensor) -> Tensor:
-    """Correlations from covariances, both [..., k, k]; a class without noise is correlated with nothing but itself."""
+    """Return correlations of covariances, both [..., k, k]; a class without noise is correlated only with itself."""
     scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     normed = covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2))

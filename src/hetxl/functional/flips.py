@@ -1,8 +1,8 @@
-"""Labels that were replaced by any class alike: a share ε of them is drawn uniformly from all K classes.
+"""Uniform label noise: a share ε of the labels is drawn uniformly from all K classes.
 
     p(label | x) = (1 − ε) p(class | x) + ε / K
 
-The one parameter ε tells the label that an example would be given from the class that it has.
+The parameter ε separates the label that an example would get from its true class.
 """
 
 import math
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 TEMPERATURES = (0.1, 2.0)
-"""Range of the τ that `fit_flip_rate` tries: probabilities of noisy labels are flatter than those of their classes."""
+"""Range of τ in `fit_flip_rate`: probabilities of noisy labels are flatter than those of true classes."""
 POINTS, HALVINGS = 24, 40
 SIGNIFICANT = 6.6
-"""Twice the gain in log-likelihood from which ε counts; the 99 % quantile of χ² with one degree of freedom."""
+"""Significance threshold of twice the gain in log-likelihood: the 99 % quantile of χ² with one degree of freedom."""
 
 
 def flipped_log_probs(log_probs: Tensor, rate: float) -> Tensor:
@@ -36,26 +36,26 @@ class FlipRate(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether the labels support ε > 0."""
+        """Return whether the labels support ε > 0."""
         return self.evidence > SIGNIFICANT
 
 
 @torch.no_grad()
 def fit_flip_rate(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> FlipRate:
-    """Return the ε that is most likely for held-out labels, with logits of a model that was trained on such labels.
+    """Return the maximum-likelihood ε of held-out labels, from logits of a model trained on labels with the same noise.
 
         max over ε and τ of Σ log((1 − ε) softmax(logits / τ)[target] + ε / K)
 
-    The model has fitted the noise with flat probabilities; τ < 1 takes that back. Wrong labels that are confused with
-    few classes give ε no evidence: it needs classes that are wrong alike.
+    The model has fitted the noise with flat probabilities; τ < 1 sharpens them again. Wrong labels that concentrate on
+    few classes are no evidence for ε, which models uniform noise.
 
     Args:
         logits: [n, K]
         targets: [n] class ids.
-        weight: [n], how often each row counts; None for once.
+        weight: [n], weight of each row; None for 1.
     """
     low, high = map(math.log, TEMPERATURES)
-    # Doubles: evidence is a small difference of large sums.
+    # Double precision, because the evidence is a small difference of large sums.
     logits = logits.double()
     weight = torch.ones_like(logits[:, 0]) if weight is None else weight.double()
     temperatures = torch.linspace(low, high, POINTS, dtype=torch.float64, device=logits.device).exp()
@@ -63,7 +63,7 @@ def fit_flip_rate(logits: Tensor, targets: Tensor, weight: Tensor | None = None)
     probs = torch.stack([torch.log_softmax(logits / tau, -1)[rows, targets].exp() for tau in temperatures])  # [T, n]
     uniform = 1 / logits.shape[1]
     lower, upper = torch.zeros_like(temperatures), torch.ones_like(temperatures)
-    for _ in range(HALVINGS):  # the likelihood is concave in ε: its slope falls
+    for _ in range(HALVINGS):  # bisection: the likelihood is concave in ε, so its slope falls
         rates = (lower + upper) / 2
         mixed = torch.lerp(probs, torch.full_like(probs, uniform), rates[:, None])
         rises = (weight * (uniform - probs) / mixed).sum(1) > 0

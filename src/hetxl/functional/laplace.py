@@ -30,7 +30,7 @@ class Curvature(NamedTuple):
 
 
 def with_one(features: Tensor, size: int) -> Tensor:
-    """Return features [..., D] with a 1 behind them for the bias if size is D + 1; as they are if it is D."""
+    """Append a 1 to features [..., D] for the bias if `size` is D + 1; return them unchanged if it is D."""
     if size == features.shape[-1]:
         return features
     return torch.cat((features, features.new_ones(*features.shape[:-1], 1)), dim=-1)
@@ -60,10 +60,10 @@ def last_layer_curvature(
         return g, A / A.trace()
 
     Args:
-        batches: features [b, D], as they enter the classifier.
+        batches: inputs of the classifier, [b, D].
         logits: the classifier, [b, D] → [b, K].
-        bias: whether it has a bias.
-        rows: N where the batches are a sample of the training examples; None for all that there are.
+        bias: whether the classifier has a bias.
+        rows: N if the batches are a sample of N training examples; None if they are all examples.
     """
     totals: list[Tensor] = []  # of g, A and ‖φ‖²
     count, dtype = 0, torch.float32
@@ -71,7 +71,7 @@ def last_layer_curvature(
         inputs = with_one(features, features.shape[-1] + bias)
         weights, square = logit_curvature(logits(features), temperature, link), inputs.square().sum(-1)
         sums = (square @ weights, inputs.T @ (weights.sum(-1, keepdim=True) * inputs), square.sum())
-        # In double precision: float32 would lose rows to rounding.
+        # Double precision: float32 sums would lose rows to rounding.
         wide = [each.double() for each in sums]
         totals = [a + b for a, b in zip(totals, wide, strict=True)] if totals else wide
         count, dtype = count + len(features), features.dtype

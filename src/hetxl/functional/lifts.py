@@ -7,8 +7,8 @@
 | HET-XL | the classifier's own weight W, N = D |
 | HET-XL with its own projection | W′, N = M |
 
-Because a lift is linear, the basis can go through it before it is mixed into samples. Each lift also tells the
-variance of every logit, and the covariance of a few, without the basis of all classes, [..., Q, K].
+Because a lift is linear, the basis can be lifted before it is mixed into samples. Each lift also computes the variance
+of every logit, and the covariance of a few logits, without the basis of all classes, [..., Q, K].
 """
 
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from hetxl._seeds import GOLDEN, splitmix64
 from hetxl.functional._torch import slices, to_accumulation_dtype
 from hetxl.functional.noise import GaussianNoise, added
 
-ELEMENTS = 2**22  # of the lifted basis at a time, where only its squares are wanted
+ELEMENTS = 2**22  # block size of the lifted basis when only its squares are needed
 
 LiftKind = Literal["identity", "hash", "classifier", "projection"]
 
 
 class Lift(Protocol):
-    """A linear map from noise space to logit space, of one `kind` of four, so that an evaluation need not guess."""
+    """A linear map from noise space to logit space, with its `kind`, one of four."""
 
     kind: ClassVar[LiftKind]
 
@@ -38,11 +38,11 @@ class Lift(Protocol):
         ...
 
     def variance(self, noise: GaussianNoise) -> Tensor:
-        """The variance of each logit, [..., K]: `self(noise.basis()).square().sum(-2)`."""
+        """Return the variance of each logit, [..., K]: `self(noise.basis()).square().sum(-2)`."""
         ...
 
     def covariance(self, noise: GaussianNoise, classes: Tensor) -> Tensor:
-        """The covariance [..., k, k] of the logits of the stated classes [..., k] of each example."""
+        """Return the covariance [..., k, k] of the logits of the given classes [..., k] of each example."""
         ...
 
 
@@ -96,7 +96,7 @@ class LinearLift:
 
     def __call__(self, noise: Tensor) -> Tensor:
         """[..., N] → [..., K]."""
-        # Noise of an autocast region may be lifted after its end.
+        # The noise may come from an autocast region that has ended.
         return F.linear(noise.to(self.weight.dtype), self.weight)
 
     def variance(self, noise: GaussianNoise) -> Tensor:
@@ -132,13 +132,13 @@ class ClassifierLift(LinearLift):
 def hash_classes(num_classes: int, buckets: int, seed: int = 0) -> Tensor:
     """Map every class to a bucket, the same on every platform and for every number of classes.
 
-    The mixing is splitmix64's, on exact 64-bit integers, so neither torch's generators nor the machine have a say,
-    and class k keeps its bucket when classes are added.
+    The hash is splitmix64 on 64-bit integers, so it does not depend on torch's generators or the machine, and class k
+    keeps its bucket when classes are added.
 
     Args:
         num_classes: K
         buckets: H
-        seed: another seed gives an independent hash.
+        seed: seed of the hash; different seeds give independent hashes.
 
     Returns:
         [K] int64, each in 0 … H − 1.

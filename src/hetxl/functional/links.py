@@ -1,7 +1,7 @@
 """Step 3 of every head, **average**: the mean over samples of softmax or sigmoid, kept in logarithms.
 
-Always a log-mean-exp, never the logarithm of a clipped probability: the loss and its gradient stay finite and right
-when every sampled probability underflows.
+The mean is always a log-mean-exp, never the logarithm of a clipped probability, so the loss and its gradient stay
+finite and correct when every sampled probability underflows.
 
 `approximate_log_probs` averages over Gaussian logits without samples, from the mean and the lifted basis alone. With m
 the mean logits and f_q the rows of the basis in logit space, both divided by τ:
@@ -14,9 +14,9 @@ the mean logits and f_q the rows of the basis in logit space, both divided by τ
 
 with p = softmax(m) or σ(m), and μ_q and v_q the mean and variance of f_q under p.
 
-`mean_field` does not change when all logits move together, as softmax does not; `probit` does. `taylor` is the exact
-second-order expansion in the noise: best when the noise is small, and not to be used when it is large (its result is
-kept within bounds and normalised, nothing more). docs/methods.md measures all of them.
+`mean_field`, like softmax, does not change when all logits shift together; `probit` does. `taylor` is the exact
+second-order expansion in the noise: the most accurate for small noise, and unsuitable for large noise, where its result
+is only clipped and normalised. docs/methods.md measures all of them.
 """
 
 import math
@@ -31,7 +31,7 @@ from hetxl.registry import Link
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
-    """log(mean(exp(values), dim)), without leaving the logarithm."""
+    """Return log(mean(exp(values), dim)), computed in logarithms."""
     return torch.logsumexp(values, dim) - math.log(values.shape[dim])
 
 
@@ -64,7 +64,7 @@ class Averaged(NamedTuple):
 
 
 def average_logits(samples: Iterable[Tensor], link: Link) -> Averaged:
-    """Average softmax or sigmoid over logits [..., K] that come one sample after the other, in O(batch · K) memory.
+    """Average softmax or sigmoid over logits [..., K] sample by sample, in O(batch · K) memory.
 
     mean_softmax(torch.stack(list(samples), -2))
     """
@@ -87,27 +87,27 @@ def average_logits(samples: Iterable[Tensor], link: Link) -> Averaged:
 
 
 def softmax_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of categorical log-probabilities, [..., K] → [...]; a class of probability 0 adds nothing."""
+    """Return the entropy in nats of categorical log-probabilities, [..., K] → [...]; probability 0 adds nothing."""
     return -(log_probs.exp() * _finite(log_probs)).sum(-1)
 
 
 def sigmoid_entropy(log_p: Tensor, log_not_p: Tensor) -> Tensor:
-    """Summed entropy in nats of K independent labels given log p and log(1 − p), two of [..., K] → [...]."""
+    """Return the summed entropy in nats of K independent labels from log p and log(1 − p), two of [..., K] → [...]."""
     return -(log_p.exp() * _finite(log_p) + log_not_p.exp() * _finite(log_not_p)).sum(-1)
 
 
 def _finite(log_probs: Tensor) -> Tensor:
-    """−∞ as the smallest number there is, which times 0 is 0."""
+    """Replace −∞ by the smallest finite number, whose product with 0 is 0."""
     return log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
 
 
 APPROXIMATIONS = ("mean_field", "probit", "taylor")
 
-SMALLEST = 1e-30  # the least probability that `taylor` gives, where its expansion would be negative
+SMALLEST = 1e-30  # lower bound of probabilities from `taylor`, whose expansion can be negative
 
 
 def approximate_log_probs(method: str, mean: Tensor, factors: Tensor, link: Link) -> tuple[Tensor, Tensor | None]:
-    """Averaged log-probabilities without samples.
+    """Return averaged log-probabilities without samples.
 
     Args:
         method: "mean_field", "probit" or "taylor".
@@ -130,7 +130,7 @@ def approximate_log_probs(method: str, mean: Tensor, factors: Tensor, link: Link
         middle = (mean * probs.squeeze(-2)).sum(-1, keepdim=True)
         return torch.log_softmax((mean - middle) / _widening(spread.sum(-2)), dim=-1), None
     change = 0.5 * (spread - (spread * probs).sum(-1, keepdim=True)).sum(-2)  # [..., K]
-    # Taken in the logarithm, so that classes of very small probability keep theirs.
+    # In logarithms, so that very small probabilities do not underflow.
     expanded = log_probs + (1 + change).clamp(min=SMALLEST).log()
     return torch.log_softmax(expanded, dim=-1), None
 
@@ -146,5 +146,5 @@ def _sigmoid(method: str, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tenso
 
 
 def _widening(variance: Tensor) -> Tensor:
-    """√(1 + π/8 s): by how much Gaussian noise of variance s flattens a sigmoid."""
+    """Return √(1 + π/8 s), the factor by which Gaussian noise of variance s flattens a sigmoid."""
     return (1 + math.pi / 8 * variance).sqrt()

@@ -1,7 +1,7 @@
 """Step 1 of every head, **noise**: a Gaussian in the N-dimensional noise space, given by a basis of Q rows.
 
-A draw is `z @ basis` with standard normals z [..., S, Q]. The four covariances of the paper differ only in how the
-basis comes about, so one class holds them all.
+A sample is `z @ basis` with standard normals z [..., S, Q]. The four covariances of the paper differ only in their
+basis, so one class represents all of them.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from hetxl.functional._torch import to_accumulation_dtype
 from hetxl.registry import Residual
 
 MIN_SCALE = 1e-3
-"""Added to the softplus, so that no direction of the noise dies."""
+"""Added to the softplus, so that the noise never vanishes in any direction."""
 
 
 def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
@@ -25,20 +25,20 @@ def gather_columns(values: Tensor, columns: Tensor) -> Tensor:
 
 
 def added(parts: list[Tensor]) -> Tensor:
-    """The sum of one or two tensors; adding 0 would cost a pass over one."""
+    """Return the sum of one or two tensors, without the extra pass of adding 0."""
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def residual_scale(raw: Tensor) -> Tensor:
-    """The residual's standard deviation d(x), [..., N], from its unbounded parametrisation: softplus(raw) + 1e-3."""
+    """Return the residual's standard deviation d(x), [..., N], from its unbounded parameter: softplus(raw) + 1e-3."""
     return F.softplus(raw) + MIN_SCALE
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianNoise:
-    """A zero-mean Gaussian over [..., N], one for every example.
+    """A zero-mean Gaussian over [..., N] for every example.
 
-    With z the standard normals of one draw, the noise is
+    With the standard normals z of one sample, the noise is
 
         (z[:R] @ factors) * scale + residual term,
 
@@ -50,7 +50,7 @@ class GaussianNoise:
         factors: [R, N], shared by the examples, or [..., R, N]; None for R = 0.
         scale: [..., N], multiplies the columns of the factors; None for ones.
         residual: [..., N], standard deviations; None for no residual.
-        residual_kind: whether the residual draws one normal for all N coordinates or one for each.
+        residual_kind: whether the residual uses one normal for all N coordinates or one per coordinate.
     """
 
     factors: Tensor | None
@@ -59,17 +59,17 @@ class GaussianNoise:
     residual_kind: Residual = "rank1"
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the tensors that there are, by name."""
+        """Return the tensors that are not None, by name."""
         named = {"factors": self.factors, "scale": self.scale, "residual": self.residual}
         return {name: part for name, part in named.items() if part is not None}
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "GaussianNoise":
-        """Return the Gaussian with a function of each of its tensors in their place."""
+        """Apply a function to each of the tensors."""
         return replace(self, **{name: function(part) for name, part in self.parts().items()})
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its tensors."""
+        """Return the dtype of the tensors."""
         return next(iter(self.parts().values())).dtype
 
     @property
@@ -79,32 +79,32 @@ class GaussianNoise:
 
     @property
     def rank(self) -> int:
-        """R, the rows of the factors."""
+        """Return R, the rows of the factors."""
         return 0 if self.factors is None else self.factors.shape[-2]
 
     @property
     def num_residual(self) -> int:
-        """How many normals the residual takes: 0, 1 or N."""
+        """Return the number of normals for the residual: 0, 1 or N."""
         if self.residual is None:
             return 0
         return 1 if self.residual_kind == "rank1" else self.residual.shape[-1]
 
     @property
     def size(self) -> int:
-        """Q, the standard normals that one draw takes."""
+        """Return Q, the number of standard normals of one sample."""
         return self.rank + self.num_residual
 
     def of_examples(self, examples: slice | Tensor) -> "GaussianNoise":
-        """The Gaussians of some examples of a batch with one dimension; shared factors stay shared."""
+        """Select examples of a flat batch; shared factors stay shared."""
         own = {name: part[examples] for name, part in self.parts().items() if name != "factors" or part.dim() > 2}
         return replace(self, **own)
 
     def accumulated(self) -> "GaussianNoise":
-        """The same in at least float32, in which sums are formed."""
+        """Convert to at least float32, the dtype for sums."""
         return self.mapped(to_accumulation_dtype)
 
     def scaled(self, factor: float) -> "GaussianNoise":
-        """Every draw times a factor: standard deviations that many times as large."""
+        """Multiply the standard deviations by a factor."""
         factors, scale = self.factors, self.scale
         if scale is not None:
             scale = scale * factor
@@ -128,7 +128,7 @@ class GaussianNoise:
         return added(parts)
 
     def basis(self) -> Tensor:
-        """The rows that the standard normals weigh, [..., Q, N]: covariance() = basisᵀ basis."""
+        """Return the rows that the standard normals weight, [..., Q, N]: covariance() = basisᵀ basis."""
         rows = []
         if self.factors is not None:
             rows.append(self.factors if self.scale is None else self.factors * self.scale.unsqueeze(-2))
@@ -140,7 +140,7 @@ class GaussianNoise:
         return torch.cat((rows[0].expand(*rows[1].shape[:-2], -1, -1), rows[1]), dim=-2)
 
     def project(self, rows: Tensor) -> Tensor:
-        """What each normal adds to the logits of some classes, [..., k, Q], from their rows of W [..., k, N].
+        """Return the effect of each normal on the logits of k classes, [..., k, Q], from their rows of W [..., k, N].
 
         rows @ self.basis().mT, without the basis [..., Q, N]
         """
@@ -154,12 +154,12 @@ class GaussianNoise:
         return torch.cat(parts, dim=-1)
 
     def covariance(self) -> Tensor:
-        """Σ(x), [..., N, N], with VᵀV + d dᵀ or VᵀV + diag(d²) on it."""
+        """Return Σ(x), [..., N, N]: VᵀV + d dᵀ or VᵀV + diag(d²)."""
         basis = self.basis()
         return basis.mT @ basis
 
     def variance(self) -> Tensor:
-        """The diagonal of Σ(x), [..., N], in at least float32, without the basis.
+        """Return the diagonal of Σ(x), [..., N], in at least float32, without computing the basis.
 
         self.basis().square().sum(-2)
         """
@@ -173,12 +173,12 @@ class GaussianNoise:
         return added(parts)
 
     def covariance_among(self, columns: Tensor) -> Tensor:
-        """Σ(x) among some coordinates of each example, [..., k, k], in at least float32, without the basis.
+        """Return Σ(x) among some coordinates of each example, [..., k, k], in at least float32, without the basis.
 
             basis = self.basis().gather(-1, …)  # [..., Q, k]
             basis.mT @ basis
 
-        The columns [..., k] lie in 0 … N − 1; one may be there several times.
+        The columns [..., k] are in 0 … N − 1 and may repeat.
         """
         parts = []
         if self.factors is not None:
@@ -187,13 +187,13 @@ class GaussianNoise:
         if self.residual is not None:
             spread = to_accumulation_dtype(self.residual.gather(-1, columns))
             product = spread.unsqueeze(-1) * spread.unsqueeze(-2)
-            if self.residual_kind == "diagonal":  # one normal for each coordinate, which shares it with none but itself
+            if self.residual_kind == "diagonal":  # one normal per coordinate, shared only by repeated columns
                 product = product * (columns.unsqueeze(-1) == columns.unsqueeze(-2))
             parts.append(product)
         return added(parts)
 
     def rows_at(self, columns: Tensor) -> Tensor:
-        """The basis at some coordinates of each example, [..., k, Q], of noise without a diagonal residual.
+        """Return the basis at some coordinates of each example, [..., k, Q], for noise without a diagonal residual.
 
         self.basis().gather(-1, …).mT
         """
@@ -203,7 +203,7 @@ class GaussianNoise:
         return torch.cat(rows, dim=-1)
 
     def _factors_at(self, columns: Tensor) -> Tensor:
-        """The scaled factors at some coordinates of each example, [..., k, R], in at least float32."""
+        """Return the scaled factors at some coordinates of each example, [..., k, R], in at least float32."""
         assert self.factors is not None
         shared = self.factors.dim() == 2
         rows = to_accumulation_dtype(self.factors.T[columns] if shared else gather_columns(self.factors, columns).mT)

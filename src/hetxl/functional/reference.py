@@ -1,8 +1,8 @@
-"""The primitives, written plainly: the whole [..., S, K] tensor of sampled logits, and autograd.
+"""Reference implementation of the primitives, with the whole [..., S, K] tensor of sampled logits and autograd.
 
-Every faster evaluation is tested against these functions. They take the arguments of their namesakes in
+Faster implementations are tested against these functions. The arguments are those of the same functions in
 `hetxl.functional`: a distribution over logits [..., K], standard normals z [..., S, Q] or [S, Q] (None without noise),
-τ and the link. `order` is what is lifted, see `LogitDistribution.sample`.
+τ and the link; for `order` see `LogitDistribution.sample`.
 """
 
 import torch
@@ -39,7 +39,7 @@ def mc_log_normalisers(
     excluded: Tensor | None = None,
     order: Order | None = "samples",
 ) -> Tensor:
-    """log Σ_k exp(u_k / τ) of every sample, [..., S], over all classes but `excluded` [...], −1 for none."""
+    """Return log Σ_k exp(u_k / τ) of every sample, [..., S], over all classes except `excluded` [...], −1 for none."""
     logits = distribution.sample(z, order) / temperature  # [..., S, K]
     if excluded is not None:
         classes = torch.arange(logits.shape[-1], device=logits.device)

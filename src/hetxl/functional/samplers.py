@@ -1,7 +1,7 @@
-"""Sources of standard normals. Every draw of every sampler is N(0, I), so every estimate made from them is unbiased;
-they differ in how the draws of one example depend on each other, which is what lowers the variance.
+"""Samplers of standard normals. Every sample is N(0, I), so every estimate is unbiased; the samplers differ in how the
+samples of one example depend on each other, which lowers the variance.
 
-| sampler | the S draws of an example | cost beyond the normals |
+| sampler | the S samples of an example | cost beyond the normals |
 | --- | --- | --- |
 | `iid` | independent | none |
 | `antithetic` | pairs z, −z | half the normals |
@@ -26,7 +26,7 @@ Dtype = torch.dtype
 
 
 class Sampler(Protocol):
-    """Draws standard normals [B, S, Q]: independent over B, N(0, I) for each of the S."""
+    """Draw standard normals [B, S, Q]: independent over B, N(0, I) for each of the S."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ def iid(
 
 
 def _randn(*shape: int, generator: Rng, device: Device, dtype: Dtype) -> Tensor:
-    # torch's own form with a generator, even None, does not take a batch size that the compiler leaves open.
+    # torch's form with a generator, even None, does not accept a symbolic batch size when compiled.
     if generator is None:
         return torch.randn(shape, device=device, dtype=dtype)
     return torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -70,17 +70,17 @@ def orthogonal(
 
     Directions come in blocks of at most `size`, orthogonal within a block and independent between blocks. They are the
     orthonormal factor Q of a Gaussian matrix G = Q R with a positive diagonal in R (Haar distributed), and the lengths
-    are those of G's own columns: Gram-Schmidt sees only the columns' directions, so lengths and Q are independent.
+    are those of the columns of G: Gram-Schmidt uses only the columns' directions, so lengths and Q are independent.
     """
     pairs = (samples + 1) // 2
     if size == 0 or batch == 0:
         return torch.zeros(batch, samples, size, device=device, dtype=dtype)
     block = min(size, pairs)
     blocks = -(-pairs // block)
-    wide = torch.promote_types(dtype, torch.float32)  # there is no QR in half precision
+    wide = torch.promote_types(dtype, torch.float32)  # torch has no QR in half precision
     gaussian = _randn(batch, blocks, size, block, generator=generator, device=device, dtype=wide)
     directions, upper = torch.linalg.qr(gaussian)
-    # The sign of R's diagonal is the library's choice; making it positive makes the directions uniform.
+    # The sign of R's diagonal depends on the library; making it positive makes the directions uniform.
     signs = upper.diagonal(dim1=-2, dim2=-1).sign()
     lengths = gaussian.norm(dim=-2) * signs  # [B, blocks, block]
     half = (directions * lengths.unsqueeze(-2)).mT.reshape(batch, blocks * block, size)
@@ -92,8 +92,8 @@ def sobol(
 ) -> Tensor:
     """A scrambled Sobol net through the inverse normal distribution, [batch, samples, size].
 
-    One net is scrambled for each call; each example then gets its own random digital shift (the bits of every point are
-    flipped by the same random word), which keeps the net a net and makes every point uniform.
+    Each call scrambles one net; each example then gets a random digital shift (the same random word flips the bits of
+    all its points), which keeps the net's structure and makes every point uniform.
     """
     if size > SobolEngine.MAXDIM:
         raise ValueError(
@@ -136,13 +136,13 @@ def draw_normals(
     device: Device = None,
     dtype: Dtype = torch.float32,
 ) -> Tensor:
-    """The normals of one call, [batch, samples, rank + residual].
+    """Draw the normals of one call, [batch, samples, rank + residual].
 
-    Up to one residual column, the sampler sees all columns. The many columns of a true diagonal residual are
-    drawn as antithetic pairs beside it: in that many dimensions Gaussian directions are nearly orthogonal as they
-    are, and a QR or a Sobol net there would cost more than the loss. Pairs stay pairs: both parts put −z after z.
+    With at most one residual column, the sampler draws all columns. The many columns of a diagonal residual are drawn
+    separately as antithetic pairs: in that many dimensions Gaussian directions are nearly orthogonal anyway, and a QR
+    or a Sobol net would cost more than the loss. Both parts put −z after z, so pairs stay pairs.
 
-    A generator draws on its own device, so that a CPU generator gives the same noise whatever device the head is on.
+    A generator draws on its own device, so a CPU generator gives the same noise for heads on all devices.
     """
     source = device if generator is None else generator.device
     options = {"generator": generator, "device": source, "dtype": dtype}
@@ -154,14 +154,14 @@ def draw_normals(
     return z.to(device)
 
 
-REMEMBERED = 2**22  # numbers of a set of fixed normals that is kept, 16 MiB; a larger one is drawn each time
+REMEMBERED = 2**22  # largest set of fixed normals that is cached, 16 MiB; larger sets are drawn each time
 
 
 @constant_when_compiled
 def fixed_normals(
     sampler: Sampler, samples: int, rank: int, residual: int, seed: int, device: torch.device, dtype: Dtype
 ) -> Tensor:
-    """The normals of a seed, [samples, rank + residual]: the same numbers on every device and in every precision.
+    """Return the normals of a seed, [samples, rank + residual], the same on every device and in every precision.
 
     draw_normals(sampler, 1, samples, rank, residual, generator=torch.Generator().manual_seed(seed))[0]
     """

@@ -1,5 +1,5 @@
-"""What a loss accepts as targets, checked once at the border and brought to one of three forms: class ids, a dense
-matrix, or lists of labels; and how losses are weighed and reduced, the same for every evaluation."""
+"""Targets of losses, checked once and converted to one of three forms: class ids, a dense matrix, or lists of labels.
+Also the weights and reductions of losses, which all implementations share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from hetxl.functional._torch import not_compiled
 from hetxl.registry import Link
 
 IGNORE_INDEX = -100
-"""Class id of examples that count for nothing, as in torch.nn.functional.cross_entropy."""
+"""Class id of ignored examples, as in torch.nn.functional.cross_entropy."""
 
 
 @dataclass(frozen=True)
 class LabelLists:
-    """The labels of each example as lists, so that no [B, K] matrix is needed; every class not listed is 0.
+    """The labels of each example as lists, without a [B, K] matrix; the label of every class not listed is 0.
 
     Attributes:
-        examples: [n] int64, which example each entry belongs to, counted through the flattened batch.
+        examples: [n] int64, index of each entry's example in the flattened batch.
         classes: [n] int64, its class.
         values: [n] in [0, 1]; None for ones.
-        batch: B, how many examples there are.
+        batch: B, the number of examples.
     """
 
     examples: Tensor
@@ -32,7 +32,7 @@ class LabelLists:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int] | Tensor], device: torch.device | None = None) -> "LabelLists":
-        """From one list (or 1-d integer tensor) of class ids for each example."""
+        """Create from a list (or 1-d integer tensor) of class ids per example."""
         rows = [torch.as_tensor(row, dtype=torch.int64, device=device).reshape(-1) for row in lists]
         lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
         examples = torch.repeat_interleave(torch.arange(len(rows), device=device), lengths)
@@ -41,7 +41,7 @@ class LabelLists:
 
     @classmethod
     def from_sparse(cls, matrix: Tensor) -> "LabelLists":
-        """From a sparse COO tensor [B, K] of labels."""
+        """Create from a sparse COO tensor [B, K] of labels."""
         matrix = matrix.coalesce()
         examples, classes = matrix.indices()
         return cls(examples, classes, matrix.values(), matrix.shape[0])
@@ -51,7 +51,7 @@ class LabelLists:
         out = torch.zeros(self.batch, num_classes, dtype=dtype, device=self.classes.device)
         values = torch.ones((), dtype=dtype, device=out.device) if self.values is None else self.values.to(dtype)
         values = values.expand(len(self.classes))
-        # A class that is listed twice counts its values together, at most 1.
+        # The values of a class that is listed twice add up, to at most 1.
         return out.index_put_((self.examples, self.classes), values, accumulate=True).clamp_(max=1)
 
 
@@ -60,7 +60,7 @@ class Targets:
     """Checked targets, in exactly one of three forms.
 
     Attributes:
-        ids: [...] int64 class ids, IGNORE_INDEX where an example does not count; or None.
+        ids: [...] int64 class ids, IGNORE_INDEX for ignored examples; or None.
         dense: [..., K] class probabilities (softmax) or labels in [0, 1] (sigmoid); or None.
         lists: labels as lists (sigmoid); or None.
     """
@@ -76,7 +76,7 @@ TargetsLike = Tensor | LabelLists | Sequence[Sequence[int] | Tensor]
 def check_targets(
     targets: TargetsLike, batch_shape: torch.Size, num_classes: int, link: Link, ignore_index: int = IGNORE_INDEX
 ) -> Targets:
-    """Tell which form the targets have and refuse what fits none.
+    """Return the targets in their form, or raise if they fit none.
 
     Args:
         targets: class ids [...] (both links: under the sigmoid an id stands for its one-hot row); a row of
@@ -84,7 +84,7 @@ def check_targets(
             for each example, a sparse COO tensor [B, K] or a `LabelLists`.
         batch_shape: [...], the features' leading shape.
         num_classes: K
-        ignore_index: class id of examples to leave out; −100 always is one.
+        ignore_index: another class id to ignore, in addition to −100.
     """
     if isinstance(targets, Tensor) and not targets.is_sparse:
         if targets.shape == batch_shape:
@@ -125,7 +125,7 @@ def _check_lists(targets: TargetsLike, batch: int, num_classes: int, link: Link)
     return LabelLists(lists.examples, _in_range(lists.classes, num_classes, ignores=False), values, batch)
 
 
-# Lists of any length leave a graph that is being compiled; `LabelLists` are tensors, and stay.
+# Lists of varying length cause a graph break when compiled; `LabelLists` are tensors and do not.
 @not_compiled
 def _as_lists(targets: Tensor | Sequence[Sequence[int] | Tensor]) -> LabelLists:
     if isinstance(targets, Tensor):
@@ -135,8 +135,8 @@ def _as_lists(targets: Tensor | Sequence[Sequence[int] | Tensor]) -> LabelLists:
     raise TypeError(f"targets must be a tensor, lists of class ids or LabelLists, found {type(targets).__name__}")
 
 
-# The values have to be looked at, since an id out of range would give a finite loss. A graph that is being compiled
-# does so in an operator, which gives its argument back: it would drop one whose result is not read.
+# The values must be checked, because an id out of range would give a finite loss. A compiled graph checks them in an
+# operator that returns its argument, since it would drop an operator without a used result.
 def _in_range(ids: Tensor, num_classes: int, ignores: bool = True) -> Tensor:
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _checked_ids(ids, num_classes, ignores)
@@ -166,7 +166,7 @@ def _checked_unit(values: Tensor, what: str) -> Tensor:
 
 _checked_ids.register_fake(lambda ids, num_classes, ignores: torch.empty_like(ids))
 _checked_unit.register_fake(lambda values, what: torch.empty_like(values))
-# Soft targets may come with a gradient, which passes through.
+# Gradients of soft targets pass through.
 _checked_unit.register_autograd(lambda ctx, gradient: (gradient, None))
 
 
@@ -175,7 +175,7 @@ def _check_range(ids: Tensor, counted: Tensor, num_classes: int, also: str) -> N
         wrong = ((ids < 0) | (ids >= num_classes)) & counted
         allowed = f"allowed are 0 to {num_classes - 1}{also}"
         if ids.is_cuda:
-            # A look would wait for the stream. Kernels that index stop at K but take −1 for the last class.
+            # Reading the values would wait for the stream. Indexing kernels fail at K, but accept −1 as the last class.
             torch._assert_async(~wrong.any(), f"targets holds a class id out of range; {allowed}")
         elif wrong.any():
             raise ValueError(f"targets holds the class id {int(ids[wrong].flatten()[0])}; {allowed}")
@@ -190,7 +190,7 @@ def _check_unit(values: Tensor, what: str) -> None:
 
 
 def _can_look_at(values: Tensor) -> bool:
-    """Whether there are values to read: not on the meta device, nor while a graph is being exported."""
+    """Return whether values can be read: not on the meta device, nor while a graph is exported."""
     return not (values.is_meta or torch.compiler.is_exporting())
 
 
@@ -199,13 +199,13 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True)
 class Weights:
-    """How losses are weighed, as in torch.nn.functional.cross_entropy where that has the same option.
+    """Weights of losses, with the meaning of torch.nn.functional.cross_entropy where it has the same option.
 
     Attributes:
         example: [...], factor of each example's loss.
-        classes: [K], factor of each class's part of it; None for ones. For the softmax link the part of class k is
-            −t_k log p̄_k, so with class ids it is a factor of the example.
-        smoothing: ε, moves a share ε of the target evenly to all classes (softmax).
+        classes: [K], factor of each class's term of the loss; None for ones. For the softmax link the term of class k
+            is −t_k log p̄_k, so with class ids this is a factor of the example.
+        smoothing: ε, the share of the target that is spread evenly over all classes (softmax).
     """
 
     example: Tensor | None = None
@@ -224,10 +224,10 @@ class Weights:
             raise ValueError(f'label_smoothing={self.smoothing} is for link="softmax"; give soft targets instead')
 
     def factors(self, targets: Targets, batch_shape: torch.Size, link: Link, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor of each example's loss, [...], 0 where it is ignored, and their sum for the mean, a scalar.
+        """Return the factor of each example's loss, [...], 0 if it is ignored, and their sum, which divides the mean.
 
-        With class ids under the softmax an example counts with the weight of its class, in its loss and in the sum;
-        with smoothing the loss holds the class weights already.
+        For softmax with class ids, an example's factor is the weight of its class; with smoothing, the loss already
+        contains the class weights.
         """
         factor = torch.ones(batch_shape, dtype=like.dtype, device=like.device)
         if self.example is not None:
@@ -241,16 +241,16 @@ class Weights:
         return factor if self.smoothing else weighted, weighted.sum()
 
 
-UNWEIGHTED = Weights()  # every example and every class alike
+UNWEIGHTED = Weights()  # all factors are 1
 
 
 def known_ids(ids: Tensor) -> Tensor:
-    """Class ids with the ignored ones made 0, so that they can be used as an index."""
+    """Return class ids with ignored ones set to 0, so that they can be used as an index."""
     return ids.masked_fill(ids == IGNORE_INDEX, 0)
 
 
 def coefficients(targets: Targets, weights: Weights, num_classes: int, like: Tensor) -> Tensor:
-    """Softmax targets as a matrix [..., K]: the loss of an example is −Σ_k coefficient_k log p̄_k."""
+    """Return softmax targets as a matrix [..., K]: the loss of an example is −Σ_k coefficient_k log p̄_k."""
     dense = dense_labels(targets, torch.Size(), num_classes, like)
     if weights.smoothing:
         dense = dense * (1 - weights.smoothing) + weights.smoothing / num_classes
@@ -258,11 +258,11 @@ def coefficients(targets: Targets, weights: Weights, num_classes: int, like: Ten
 
 
 def softmax_losses(log_probs: Tensor, targets: Targets, weights: Weights) -> Tensor:
-    """Losses [...] of log-probabilities [..., K] under softmax targets.
+    """Return the losses [...] of log-probabilities [..., K] for softmax targets.
 
         return -(coefficients(targets, weights, K, log_probs) * log_probs).sum(-1)
 
-    Class ids need no matrix of coefficients: the label's own part, and one sum over the classes for the smoothing.
+    Class ids need no matrix of coefficients, only the label's term, and a sum over the classes for the smoothing.
     """
     num_classes = log_probs.shape[-1]
     if targets.ids is None:
@@ -278,11 +278,11 @@ def softmax_losses(log_probs: Tensor, targets: Targets, weights: Weights) -> Ten
 
 
 def logit_losses(logits: Tensor, targets: Targets, weights: Weights) -> Tensor:
-    """Losses [...] of logits [..., K] under softmax targets.
+    """Return the losses [...] of logits [..., K] for softmax targets.
 
         return softmax_losses(torch.log_softmax(logits, -1), targets, weights)
 
-    torch's own loss goes through memory less often. It has no gradients for the weights of classes.
+    torch's loss makes fewer passes over memory, but has no gradients for class weights.
     """
     if weights.classes is not None and weights.classes.requires_grad:
         return softmax_losses(torch.log_softmax(logits, -1), targets, weights)
@@ -299,7 +299,7 @@ def logit_losses(logits: Tensor, targets: Targets, weights: Weights) -> Tensor:
 
 
 def dense_labels(targets: Targets, batch_shape: torch.Size, num_classes: int, like: Tensor) -> Tensor:
-    """Sigmoid targets as a matrix of labels, [..., K]."""
+    """Return sigmoid targets as a matrix of labels, [..., K]."""
     if targets.lists is not None:
         return targets.lists.dense(num_classes, like.dtype).view(*batch_shape, num_classes)
     if targets.ids is not None:
@@ -309,12 +309,12 @@ def dense_labels(targets: Targets, batch_shape: torch.Size, num_classes: int, li
 
 
 def reduce_losses(losses: Tensor, weights: Tensor, normaliser: Tensor, reduction: str) -> Tensor:
-    """Weigh losses [...] and reduce them by "mean", "sum" or "none".
+    """Weight losses [...] and reduce them by "mean", "sum" or "none".
 
-    The mean divides by the normaliser, Σ weights; over nothing it is 0 with zero gradients, not NaN: a rank without
-    examples must not spoil a step.
+    The mean divides by the normaliser, Σ weights. Without examples it is 0 with zero gradients, not NaN, so that a rank
+    without examples does not spoil a step.
     """
-    # where, not a product alone: the loss of an example left out may be infinite.
+    # `where`, not only a product, because the loss of an ignored example may be infinite.
     losses = torch.where(weights == 0, 0.0, losses * weights)
     if reduction == "none":
         return losses
@@ -323,5 +323,5 @@ def reduce_losses(losses: Tensor, weights: Tensor, normaliser: Tensor, reduction
 
 
 def inverse(normaliser: Tensor) -> Tensor:
-    """1 / normaliser, and 1 where it is 0."""
+    """Return 1 / normaliser, or 1 if the normaliser is 0."""
     return 1 / torch.where(normaliser == 0, 1.0, normaliser)
