@@ -1,6 +1,6 @@
-"""What can stand behind a head in the place of W φ + b, for as many classes as memory or time do not allow otherwise.
+"""Classifiers that replace W φ + b in a head when there are too many classes for memory or time.
 
-Each is a `hetxl.nn.Classifier`: `HetXLHead(D, K, classifier=SampledClassifier(D, K, negatives=4096))`.
+Each is a `hetxl.nn.Classifier`, as in `HetXLHead(D, K, classifier=SampledClassifier(D, K, negatives=4096))`.
 """
 
 from hetxl.classifiers.adaptive import AdaptiveClassifier

@@ -1,4 +1,4 @@
-"""Adaptive softmax: frequent classes directly, rare ones in clusters that are looked at only where they are needed."""
+"""Adaptive softmax: frequent classes directly, rare classes in clusters that are computed only when needed."""
 
 import functools
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from hetxl.functional.engine.predict import joined
 from hetxl.functional.targets import known_ids, reduce_losses
 from hetxl.nn.classifier import Classifier, GetLogits, NoisyFeatures
 
-COPIES = 4  # tensors of all sampled logits that a prediction has at a time
+COPIES = 4  # number of tensors of all sampled logits in memory during a prediction
 
 
 class AdaptiveClassifier(Classifier):
-    """p(k) = p(head's k), or p(cluster) · p(k in the cluster), with torch's adaptive log-softmax as its engine.
+    """p(k) = p(k) in the head, or p(cluster) · p(k in the cluster), computed with torch's adaptive log-softmax.
 
-    All of its layers are linear, so noise passes through them as it does through W: the loss averages, over the
-    samples, the product of both softmaxes, each of logits divided by τ. It looks at the frequent classes for every
-    example and at a cluster for those examples whose label is in it. Predictions look at all classes.
+    All layers are linear, so noise passes through them as through W: the loss averages the product of both softmaxes,
+    with logits divided by τ, over the samples. It computes the frequent classes for every example, and a cluster only
+    for examples with a label in it. Predictions compute all classes.
 
     Args:
         in_features: D
         num_classes: K
-        cutoffs: where the clusters begin, ascending: [1000, 10000] has 1,000 classes in the head and two clusters.
-        counts: [K], how often each class occurs; the most frequent come first. None for ids in that order already.
-        div_value: by which the features of each further cluster are fewer.
+        cutoffs: first class of each cluster, ascending: [1000, 10000] has 1,000 classes in the head and two clusters.
+        counts: [K], frequencies of the classes, which sort them. None if class ids are already sorted by frequency.
+        div_value: factor by which each further cluster has fewer features.
 
     >>> AdaptiveClassifier(64, 1000, cutoffs=[100, 300])(torch.randn(8, 64)).shape
     torch.Size([8, 1000])
@@ -56,8 +56,8 @@ class AdaptiveClassifier(Classifier):
             raise ValueError(f"cutoffs must rise within 1 to {num_classes - 1}, found {cuts}")
         if in_features // div_value ** len(cuts) < 1:
             raise ValueError(
-                f"div_value={div_value:g} leaves the last of {len(cuts)} clusters no features out of {in_features}; "
-                "use a smaller one, or fewer cutoffs"
+                f"div_value={div_value:g} leaves no features for the last of {len(cuts)} clusters, from {in_features}; "
+                "use a smaller div_value or fewer cutoffs"
             )
         if counts is not None and counts.shape != (num_classes,):
             raise ValueError(f"counts must have shape {[num_classes]}, found {list(counts.shape)}")
@@ -68,37 +68,37 @@ class AdaptiveClassifier(Classifier):
         self.register_buffer("places", self._places().to(next(self.parameters()).device))
 
     def _places(self) -> Tensor:
-        """[K], where each class comes by its frequency."""
+        """Return the position of each class by frequency, [K]."""
         places = torch.arange(self.num_classes)
         if self._order is not None:
             places[self._order] = torch.arange(self.num_classes)
         return places
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew; also fills in what `to_empty` has left open."""
+        """Initialise the parameters again, for instance after `to_empty`."""
         self.engine.reset_parameters()
         with torch.no_grad():
             self.places.copy_(self._places())
 
     def forward(self, features: Tensor) -> Tensor:
-        """Log-probabilities [..., K] of features [..., D], which are logits like any others."""
+        """Compute log-probabilities [..., K] of features [..., D], which are valid logits."""
         return self._log_probs_at(features, 1.0)
 
     def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Log-probabilities [..., k] of classes [..., k], through all classes of the clusters."""
+        """Compute log-probabilities [..., k] of classes [..., k] from those of all classes."""
         return self.forward(features).gather(-1, classes)
 
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
-        """An opaque one: its logits are τ log p, so that divided by τ they are the log-probabilities at τ."""
+        """Return an opaque distribution with logits τ log p, which are the log-probabilities at τ when divided by τ."""
         logits = GetLogits(functools.partial(self._logits_at, temperature=noisy.temperature), self.num_classes)
         return LogitDistribution(noisy.features, logits, noisy.noise, None)
 
     def _logits_at(self, features: Tensor, temperature: Tensor | float) -> Tensor:
-        """τ log p(k), [..., K]."""
+        """Compute τ log p(k), [..., K]."""
         return temperature * self._log_probs_at(features, temperature)
 
     def _log_probs_at(self, features: Tensor, temperature: Tensor | float) -> Tensor:
-        """log p(k) [..., K] with all logits divided by τ."""
+        """Compute log p(k) [..., K] with all logits divided by τ."""
         engine, first = self.engine, self.engine.cutoffs[0]
         head = (engine.head(features) / temperature).log_softmax(-1)
         parts = [head[..., :first]]
@@ -108,19 +108,19 @@ class AdaptiveClassifier(Classifier):
         return torch.cat(parts, -1).index_select(-1, self.places)
 
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """−log mean_s p_s(y), without a tensor of all classes."""
+        """Return −log mean_s p_s(y) without a tensor of all classes."""
         _softmax_only(noisy)
         if targets.ids is None or weights.smoothing:
             return super().nll(noisy, targets, reduction, weights)
         places, flat = self.places[known_ids(targets.ids)].flatten(), noisy.flat()
         log_p = self._log_p(flat, places)  # [B, S]
         losses = -log_mean_exp(log_p, dim=-1).view(targets.ids.shape)
-        # Like the losses, which are wide: in half precision examples are counted only up to 256.
+        # In the dtype of the losses: half precision counts examples only up to 256.
         factor, normaliser = weights.factors(targets, targets.ids.shape, noisy.link, losses)
         return reduce_losses(losses, factor, normaliser, reduction)
 
     def _log_p(self, noisy: NoisyFeatures, places: Tensor) -> Tensor:
-        """log p_s(y), [B, S], for labels by their places [B]."""
+        """Compute log p_s(y), [B, S], for the positions [B] of the labels."""
         first, options = self.engine.cutoffs[0], noisy.evaluation_options()
         head = Affine(self.engine.head.weight, self.engine.head.bias)
         starts = torch.tensor(self.engine.cutoffs[:-1], device=places.device)
@@ -131,7 +131,7 @@ class AdaptiveClassifier(Classifier):
         log_p = log_p - mc_log_normalisers(noisy.through(head), noisy.z, **options)
         tails: Any = self.engine.tail
         for number, tail in enumerate(tails):
-            # Also of no examples: every parameter has a gradient in every step, as DistributedDataParallel asks for.
+            # Also without examples, because DistributedDataParallel needs a gradient of every parameter in every step.
             inside = (cluster == number).nonzero().squeeze(-1)
             few = noisy.of_examples(inside).projected(tail[0].weight)
             rows = tail[1].weight[places[inside] - self.engine.cutoffs[number]]
@@ -141,19 +141,19 @@ class AdaptiveClassifier(Classifier):
         return log_p
 
     def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
-        """Over all classes, as many examples at a time as the memory budget allows."""
+        """Predict over all classes, in batches that fit the memory budget."""
         _softmax_only(noisy)
         flat, shape = noisy.flat(), noisy.features.shape[:-1]
         samples = 1 if flat.z is None else flat.z.shape[1]
         if method not in ("mc", "deterministic") and flat.noise is not None:
-            samples = 1 + flat.noise.size  # those send the basis of the noise through all classes
+            samples = 1 + flat.noise.size  # these methods lift the basis of the noise to all classes
         each = COPIES * flat.features.element_size() * samples * self.num_classes
         size = max(1, (noisy.memory_budget or DEFAULT_BUDGET) // each)
         chunks = [flat.of_examples(slice(start, start + size)) for start in range(0, max(len(flat.features), 1), size)]
         return joined([Classifier.predict(self, chunk, method, top_k, tolerance) for chunk in chunks], shape)
 
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
-        """Averaged log-probabilities [..., K]."""
+        """Return averaged log-probabilities [..., K]."""
         _softmax_only(noisy)
         return super().log_probs(noisy)
 

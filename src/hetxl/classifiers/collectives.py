@@ -1,13 +1,13 @@
-"""What processes that share the classes tell each other, with gradients, and how many bytes of it.
+"""Communication with gradients between processes that share the classes, and its number of bytes.
 
-Every process computes the same loss from its own classes and what the others say of theirs, and calls `backward` of it.
-So that nothing is counted as often as there are processes, each function below goes one way only:
+Every process computes the same loss, from its own classes and the sums of the others, and calls `backward` on it. So
+that gradients are not counted once per process, each function communicates in one direction only:
 
 | function | forward | backward |
 | --- | --- | --- |
-| `copy_to_ranks` | nothing travels | gradients are summed over the processes |
-| `sum_over_ranks`, `log_sum_exp_over_ranks` | values are summed over the processes | each keeps its own part |
-| `gather_from_ranks` | values are put side by side | each keeps its own part |
+| `copy_to_ranks` | no communication | gradients are summed over the processes |
+| `sum_over_ranks`, `log_sum_exp_over_ranks` | values are summed over the processes | each process keeps its own part |
+| `gather_from_ranks` | values are concatenated | each process keeps its own part |
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ class LostRankError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What one process handed to collectives."""
+    """The traffic that one process passed to collectives."""
 
-    bytes: int = 0  # of the tensors that it handed over, each counted once, whatever the backend makes of them
+    bytes: int = 0  # size of the tensors, each counted once, independent of the backend
     calls: int = 0
 
     def add(self, values: Tensor) -> None:
@@ -44,38 +44,40 @@ class Traffic:
         self.calls += 1
 
     def reset(self) -> None:
-        """Start from 0 again."""
+        """Reset to 0."""
         self.bytes = self.calls = 0
 
 
 class Ranks:
-    """The processes of a 1-D mesh, which all call the same methods in the same order; one process alone for None."""
+    """The processes of a 1-D mesh, or a single process for None. All must call the same methods in the same order."""
 
     def __init__(self, mesh: "DeviceMesh | None"):
         if mesh is not None and mesh.ndim != 1:
             names = mesh.mesh_dim_names
             example = f'mesh["{names[-1]}"]' if names else 'mesh["classes"] of a mesh with mesh_dim_names'
-            raise ValueError(f"mesh must have one dimension, found {mesh.ndim}; pass the one of the classes, {example}")
+            raise ValueError(
+                f"mesh must have one dimension, found {mesh.ndim}; pass the dimension of the classes, {example}"
+            )
         self.mesh = mesh
         self.size = 1 if mesh is None else mesh.size()
-        self.rank = 0 if mesh is None else mesh.get_local_rank()  # which of them this is
+        self.rank = 0 if mesh is None else mesh.get_local_rank()  # rank of this process
         self.first = 0 if mesh is None else int(mesh.mesh.min())
         self.traffic = Traffic()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        # A copied module, such as a moving average, talks through the same connections.
+        # A copied module, such as a moving average, uses the same connections.
         return Ranks(self.mesh)
 
     def sum(self, values: Tensor, what: str) -> Tensor:
-        """The sum over the processes, in the place of contiguous values."""
+        """Sum contiguous values over the processes, in place."""
         return self._all_reduce(values, dist.ReduceOp.SUM, what)
 
     def max(self, values: Tensor, what: str) -> Tensor:
-        """The largest of the processes' values, in the place of contiguous values."""
+        """Take the maximum of contiguous values over the processes, in place."""
         return self._all_reduce(values, dist.ReduceOp.MAX, what)
 
     def gather(self, values: Tensor, what: str) -> Tensor:
-        """The values of all processes, [ranks, ...]; they have the same shape everywhere."""
+        """Return the values of all processes, [ranks, ...]; their shapes must be equal."""
         if self.mesh is None or self.size == 1:
             return values.unsqueeze(0)
         values = values.contiguous()
@@ -86,7 +88,7 @@ class Ranks:
         return torch.stack(gathered)
 
     def differ(self, values: Tensor, what: str) -> Tensor:
-        """By how much values that ought to be the same differ among the processes, a tensor like them."""
+        """Return by how much values differ among the processes, elementwise."""
         both = self.max(torch.cat((values, -values)), what)
         return both[: len(values)] + both[len(values) :]
 
@@ -108,15 +110,15 @@ class Ranks:
             raise LostRankError(
                 f"rank {dist.get_rank()}: no answer from the processes that share the classes with it, "
                 f"{'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))}, on the {what}: one of them "
-                "has ended, or takes longer than the time-out of the process group. Its own output says why; then "
-                "start all of them again from the last checkpoint, as torchrun --max-restarts=3 does by itself"
+                "has ended, or takes longer than the time-out of the process group. Its own output says why. Restart "
+                "all processes from the last checkpoint; torchrun --max-restarts=3 does this automatically"
             ) from error
 
 
 def copy_to_ranks(ranks: Ranks, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors that every process has, on their way into computations that each does for its own classes.
+    """Return replicated tensors as inputs of computations on the process's own classes.
 
-    Their gradients are summed over the processes, all in one message, in at least float32.
+    Their gradients are summed over the processes in one message, in at least float32.
     """
     return tensors if ranks.size == 1 else _Copy.apply(ranks, *tensors)
 
@@ -141,7 +143,7 @@ class _Copy(torch.autograd.Function):
 
 
 def sum_over_ranks(ranks: Ranks, values: Tensor) -> Tensor:
-    """The sum of the processes' parts, [...]; the gradient of each part is that of the sum."""
+    """Sum the processes' parts, [...]; the gradient of each part is that of the sum."""
     return values if ranks.size == 1 else _Sum.apply(ranks, values)
 
 
@@ -157,7 +159,7 @@ class _Sum(torch.autograd.Function):
 
 
 def log_sum_exp_over_ranks(ranks: Ranks, values: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """log Σ exp of the processes' values [...], −inf for nothing, and sums of their parts [...], which travel along.
+    """Return log Σ exp of the processes' values [...], −inf for none, and the sums of their parts [...].
 
     torch.logsumexp(torch.stack(all_values), 0), torch.stack(all_parts).sum(0)
     """
@@ -182,9 +184,9 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def gather_from_ranks(ranks: Ranks, values: Tensor, total: int) -> Tensor:
-    """Columns of the processes side by side, [..., n] → [..., total].
+    """Concatenate the processes' columns, [..., n] → [..., total].
 
-    Each process has ⌈total / ranks⌉ columns, and the last of them what is left.
+    Each process has ⌈total / ranks⌉ columns, and the last processes have the rest.
     """
     return values if ranks.size == 1 else _Gather.apply(ranks, values, total)
 
@@ -206,9 +208,9 @@ class _Gather(torch.autograd.Function):
 
 
 def nothing(value: float, shape: torch.Size, tensors: tuple[Tensor, ...]) -> Tensor:
-    """A tensor full of a value, which is to autograd a function of the tensors.
+    """Return a tensor full of a value that depends on the tensors for autograd.
 
-    A process without classes still has to answer in the backward pass, where gradients are summed.
+    A process without classes must still take part in the backward pass, which sums gradients.
     """
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return touched(tensors[0].new_full(shape, value, dtype=wide), *tensors)

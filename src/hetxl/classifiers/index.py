@@ -1,13 +1,12 @@
-"""An approximate nearest-neighbour index over the rows of W that follows W while it is trained.
+"""An approximate nearest-neighbour index over the rows of W that is kept up to date while W is trained.
 
-Logits are inner products of [w_k, b_k] and [φ, 1], so the classes of the largest logits are neighbours. W moves with
-every step and an index does not. What keeps it in step and complete:
+Logits are inner products of [w_k, b_k] and [φ, 1], so the classes with the largest logits are nearest neighbours. W
+changes in every step and the index does not. Three rules keep it accurate:
 
-- Rows that a loss has read are *fresh* from the next step on: the index passes over them, and they are scored exactly
-  beside it, with W as it is. They are never stale. When they become too many for that, the inverted file takes out
-  their old vectors and puts in the new ones.
-- The longest rows are scored beside it as well, always: they are near to queries of many directions.
-- Other rows move too under weight decay or momentum, by little. After `max_stale` steps the index is built anew.
+- Rows that a loss has read are *fresh* from the next step on: the index skips them, and they are scored exactly with
+  the current W. When there are too many, the inverted file replaces their vectors.
+- The longest rows are always scored exactly, because they are near to queries in many directions.
+- Other rows change a little through weight decay or momentum. After `max_stale` steps the index is rebuilt.
 
 Building the inverted file of a million rows of 256 takes a minute or two on two cores.
 """
@@ -24,30 +23,27 @@ from torch import Tensor
 
 from hetxl._checks import needing
 
-FRESH_SHARE = (
-    16  # one row in this many may be fresh: scoring those of a million costs a batch about what its search does
-)
-FEW_FRESH = 1024  # as many always may
+FRESH_SHARE = 16  # one row in this many may be fresh: for a million rows, scoring them costs about as much as a search
+FEW_FRESH = 1024  # number of rows that may always be fresh
 LONG_SHARE = 256
-"""One row in this many, the longest, is always scored beside the index: it is near to queries of many
-directions."""
+"""One row in this many, the longest, is always scored exactly."""
 QUICK_SHARE = 8
-"""One cell in this many is searched at most for a loss, whatever that finds: a loss needs no exact neighbours."""
-LEAST_EFFORT = 8  # cells that a search looks at
-TUNED_ON, TUNED_FOR = 128, 10  # queries that the effort is tuned on, and the neighbours of each that should be found
-ALIGNED = 16  # columns come in multiples of this, for which the inner loops are several times faster
-QUERIES = 2048  # at a time where all classes are scored
+"""At most one cell in this many is searched for a loss, which does not need exact neighbours."""
+LEAST_EFFORT = 8  # minimum number of cells that a search visits
+TUNED_ON, TUNED_FOR = 128, 10  # number of queries that tune the effort, and of their neighbours that should be found
+ALIGNED = 16  # number of columns is a multiple of this, which makes the inner loops several times faster
+QUERIES = 2048  # block size when all classes are scored
 SCORES = 2**25  # elements of the largest tensor of scores
-SEEN = 64  # rows of W that are looked at for changes
-LATE = 0.4  # share of the centres that come second
-POINTS = 32  # rows for each centre that k-means looks at; more would tear a few clusters less apart, in more time
-BLOCK = 16_384  # rows at a time where all of them are read
+SEEN = 64  # rows of W that are compared to detect changes
+LATE = 0.4  # share of the centres that are added in the second round
+POINTS = 32  # rows per centre in k-means; more rows would split fewer clusters, but take longer
+BLOCK = 16_384  # block size when all rows are read
 
 
 class Stamp(NamedTuple):
-    """Where parameters lie, how often they were changed in place, and some of what they hold.
+    """Address, version counter and some values of parameters, to detect changes.
 
-    The last is for changes that are not counted, those by way of `.data`: averages of weights are often put in so.
+    The values detect changes through `.data`, which are not counted; averaged weights are often assigned that way.
     """
 
     places: tuple[int, ...]
@@ -56,44 +52,44 @@ class Stamp(NamedTuple):
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None) -> "Stamp":
-        """As they are now."""
+        """Return the stamp of the current parameters."""
         tensors = [tensor.detach() for tensor in (weight, bias) if tensor is not None]
-        # Tensors of inference mode keep no count.
+        # Tensors created in inference mode have no version counter.
         versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-        # Products with fixed numbers, so that rows which change places do not pass for the same.
+        # Products with fixed numbers, so that swapped rows count as a change.
         some = [tensor[:: max(1, len(tensor) // SEEN)].double().flatten() for tensor in tensors]
         seen = tuple(float(values @ torch.arange(1.0, len(values) + 1).to(values)) for values in some)
         return Stamp(tuple(tensor.data_ptr() for tensor in tensors), versions, seen)
 
     def changed(self, since: "Stamp") -> bool:
-        """Whether the parameters, in the same place, have other values than at another time."""
+        """Return whether the same parameters have changed since another stamp."""
         return (self.versions, self.seen) != (since.versions, since.seen)
 
 
 def import_faiss() -> Any:
-    """The faiss module, working with as many threads as torch does."""
+    """Import faiss and set its number of threads to torch's."""
     with needing("RetrievedClassifier needs faiss", "faiss-cpu"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its wrapper's own
+        warnings.simplefilter("ignore", DeprecationWarning)  # from faiss's wrapper
         import faiss
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss
 
 
 class ClassIndex:
-    """The index and what it has to be told to follow W. A copy or a pickle of it is not built."""
+    """The index with its state. Copies and pickles are empty and must be rebuilt."""
 
     def __init__(self, max_stale: int, recall_target: float):
         self.max_stale, self.recall_target = max_stale, recall_target
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: the next use builds."""
-        self.built: Stamp | None = None  # as of which parameters
+        """Discard the index; the next use rebuilds it."""
+        self.built: Stamp | None = None  # stamp of the parameters it was built from
         self.behind = 0  # steps since then
-        self.effort = LEAST_EFFORT  # cells that a thorough search looks at
+        self.effort = LEAST_EFFORT  # cells that a thorough search visits
         self.index: Any = None
         self.scale = 1.0
-        # Not tensors: those made in inference mode cannot be changed outside of it.
+        # numpy arrays, because tensors created in inference mode cannot be changed outside of it.
         self.fresh = self.waiting = self.long = np.zeros(0, dtype=bool)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,7 +99,7 @@ class ClassIndex:
         self.__init__(**state)
 
     def staleness(self, weight: Tensor, bias: Tensor | None) -> int | None:
-        """Steps since the index was built; None if there is none for these parameters."""
+        """Return the number of steps since the index was built; None without an index for these parameters."""
         now = Stamp.of(weight, bias)
         if self.built is None or now.places != self.built.places:
             return None
@@ -111,10 +107,10 @@ class ClassIndex:
 
     @torch.no_grad()
     def follow(self, weight: Tensor, bias: Tensor | None, queries: Tensor, *, strictly: bool) -> None:
-        """Bring the index as near to W [K, D] and b [K] as it has to be; a new one is tuned on some of queries [n, D].
+        """Update the index for W [K, D] and b [K]; a rebuilt index is tuned on some of the queries [n, D].
 
-        `strictly`, any change of W since it was built calls for a new one. Otherwise a change is taken for a step on
-        the rows that `touch` was told.
+        With `strictly`, any change of W causes a rebuild. Otherwise a change counts as a step that moved only the rows
+        passed to `touch`.
         """
         steps = self.staleness(weight, bias)
         if steps is None:
@@ -129,21 +125,21 @@ class ClassIndex:
             self._fold(weight, bias)
 
     def touch(self, classes: Tensor) -> None:
-        """Say that a loss reads rows [n] of W: the next step will move them, and not before are they fresh."""
+        """Record that a loss reads rows [n] of W; they become fresh with the next step, which moves them."""
         self.waiting[classes.cpu().numpy()] = True
 
     @torch.no_grad()
     def build(self, weight: Tensor, bias: Tensor | None, queries: Tensor) -> None:
-        """Build it from W as it is, and tune it on queries [n, D], rows of W with noise where those are few."""
+        """Build the index from W and tune it on queries [n, D], or on noisy rows of W if there are few queries."""
         faiss = import_faiss()
         largest = torch.stack([tensor.detach().abs().max().float() for tensor in (weight, bias) if tensor is not None])
-        # The maximum of a tensor with a NaN is NaN.
+        # The maximum of a tensor that contains NaN is NaN.
         if not largest.isfinite().all():
             raise ValueError(
-                "weight and bias of a RetrievedClassifier must be finite to be searched, found values that are not; "
-                "lower the learning rate, or load other weights"
+                "weight and bias of a RetrievedClassifier must be finite, found NaN or infinite values; lower the "
+                "learning rate, or load other weights"
             )
-        # Half-precision vectors: all of them within its range, and room above.
+        # Scale all vectors into the range of half precision, with some margin.
         self.scale = 1 / max(float(largest.max()), 1e-30)
         generator = torch.Generator().manual_seed(0)
         self.index = self._inverted_file(faiss, weight, bias, generator)
@@ -157,18 +153,18 @@ class ClassIndex:
     def search(
         self, weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, *, thorough: bool
     ) -> tuple[Tensor, Tensor]:
-        """Logits and ids [n, k] of classes of the largest logits, those first; id −1 where fewer were found.
+        """Return logits and ids [n, k] of the classes with the largest logits, in descending order; id −1 if missing.
 
-        Fresh rows are scored from W [K, D] and b [K] for queries [n, D]. `thorough`, the recall matters more than time.
+        Fresh rows are scored from W [K, D] and b [K] for queries [n, D]. `thorough` favours recall over speed.
         """
         faiss, effort, beside = import_faiss(), self.effort, self.fresh | self.long
         apart = torch.from_numpy(beside.nonzero()[0]).to(weight.device)
-        bits = np.packbits(beside, bitorder="little")  # held here: faiss keeps pointers
+        bits = np.packbits(beside, bitorder="little")  # keep a reference, because faiss stores pointers
         bitmap = faiss.IDSelectorBitmap(bits)
         selected = faiss.IDSelectorNot(bitmap)
         if not thorough:
             effort = max(LEAST_EFFORT, min(effort, self.index.nlist // QUICK_SHARE))
-        # Enough cells to hold k rows that are not scored beside it, by far.
+        # Far more cells than k rows of the index need.
         least = 2 + 4 * k * self.index.nlist // max(1, len(beside) - len(apart))
         options = faiss.SearchParametersIVF(sel=selected, nprobe=min(max(effort, least), self.index.nlist))
         rows = _extended(queries.detach(), None if bias is None else 1.0)
@@ -181,13 +177,13 @@ class ClassIndex:
 
     @torch.no_grad()
     def recall(self, weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, *, thorough: bool) -> float:
-        """Share of the true k classes of largest logits that a search finds."""
+        """Return the share of the true top k classes that a search finds."""
         true = top_logits(weight, bias, queries, k)[1]
         retrieved = self.search(weight, bias, queries, k, thorough=thorough)[1]
         return float((true.unsqueeze(-1) == retrieved.unsqueeze(-2)).any(-1).double().mean())
 
     def _tune(self, weight: Tensor, bias: Tensor | None, queries: Tensor, generator: torch.Generator) -> None:
-        """The least effort, in steps of 2, that has the recall aimed for."""
+        """Return the smallest effort, in factors of 2, that reaches the target recall."""
         queries = queries.detach()[:TUNED_ON]
         if len(queries) < TUNED_ON:
             some = torch.randint(len(weight), (TUNED_ON - len(queries),), generator=generator)
@@ -199,7 +195,7 @@ class ClassIndex:
         true = top_logits(weight, bias, queries, k)[1].unsqueeze(-1)
         self.effort = min(LEAST_EFFORT, most)
         while True:
-            # Some more: vectors in half precision may change places with the next ones.
+            # Some more, because half-precision vectors may swap places with the next ones.
             retrieved = self.search(weight, bias, queries, min(2 * k, len(weight)), thorough=True)[1].unsqueeze(-2)
             hit = (true == retrieved).any(-1).double()  # [n, k]
             if self.effort >= most or min(float(hit.mean()), float(hit[:, 0].mean())) >= self.recall_target:
@@ -207,7 +203,7 @@ class ClassIndex:
             self.effort = min(2 * self.effort, most)
 
     def _fold(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Make the fresh rows part of the index."""
+        """Insert the fresh rows into the index."""
         import_faiss()
         for ids in torch.from_numpy(self.fresh.nonzero()[0]).split(BLOCK):
             self.index.update_vectors(ids.numpy(), self._rows(weight, bias, ids).cpu().numpy())
@@ -238,7 +234,7 @@ class ClassIndex:
 def top_logits(
     weight: Tensor, bias: Tensor | None, queries: Tensor, k: int, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k largest logits of queries [n, D] and their classes, of [C] or all, two of [n, k]: exact, in blocks."""
+    """Return the k largest logits of queries [n, D] among classes [C] or all, and their classes, [n, k] each; exact."""
     if len(queries) > QUERIES:
         parts = [top_logits(weight, bias, part, k, classes) for part in queries.split(QUERIES)]
         scores, ids = map(torch.cat, zip(*parts, strict=True))
@@ -265,7 +261,7 @@ def top_logits(
 
 
 def _extended(rows: Tensor, column: Tensor | float | None) -> Tensor:
-    """float32 rows [n, D] with one more column, or none, and zeros up to a good width."""
+    """Append a column, or none, to rows [n, D] and pad with zeros to an aligned width, in float32."""
     more = 0 if column is None else 1
     width = -(-(rows.shape[1] + more) // ALIGNED) * ALIGNED
     wide = torch.zeros(len(rows), width, device=rows.device)
@@ -276,7 +272,7 @@ def _extended(rows: Tensor, column: Tensor | float | None) -> Tensor:
 
 
 def _longest(weight: Tensor, bias: Tensor | None) -> np.ndarray:
-    """Which rows [K] are the longest."""
+    """Return the indices of the longest rows [K]."""
     lengths = torch.cat([rows.detach().float().square().sum(-1) for rows in weight.split(BLOCK)])
     if bias is not None:
         lengths += bias.detach().float().square()
@@ -288,12 +284,12 @@ def _longest(weight: Tensor, bias: Tensor | None) -> np.ndarray:
 def find_cells(
     take: Callable[[Tensor], Tensor], total: int, count: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return unit centres [n, d] of at most `count` cells, and the cells [total] of the rows that `take` gives.
+    """Return unit centres [n, d] of at most `count` cells, and the cells [total] of the rows returned by `take`.
 
-    Spherical k-means on a sample of the rows, then every row to its nearest cell. By direction, because what is
-    searched for is a large inner product; by distance, centres near the origin draw far more rows into their cells than
-    others do. Projections to fewer dimensions, or cells within groups, would be less work, but tear clusters apart: a
-    search then has to look at many more cells for the same recall.
+    Spherical k-means on a sample of the rows, then every row is assigned to its nearest cell by direction, because a
+    search looks for large inner products; by distance, centres near the origin would attract far more rows than others.
+    Projections to fewer dimensions or nested cells would be cheaper, but split clusters, so that a search must visit
+    many more cells for the same recall.
     """
     everything = torch.arange(total)
     centres = k_means(take(_some(everything, POINTS * count, generator)), count, generator)
@@ -303,16 +299,16 @@ def find_cells(
         cell = nearest(rows, centres)
         sums.index_add_(0, cell, F.normalize(rows, dim=-1))
         cells.append(cell.cpu())
-    # Centres of all that is in a cell, not of the sample alone: a search finds a cell by its centre. Empty ones stay.
+    # Centres of all rows of a cell, not only of the sample, since a search uses the centres. Empty cells do not change.
     means = F.normalize(sums, dim=-1)
     return torch.where(sums.any(-1, keepdim=True), means, centres), torch.cat(cells)
 
 
 def k_means(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """At most `count` centres [n, d] of unit length of rows [m, d].
+    """Return at most `count` unit centres [n, d] of rows [m, d].
 
-    Centres that start from random rows leave some clusters without one, whose rows are then scattered over the cells of
-    others. So a second lot of centres starts from the rows that the first lot fits least.
+    Centres that start from random rows miss some clusters, whose rows are then scattered over other cells. Therefore a
+    second set of centres starts from the rows that fit the first set worst.
     """
     rows = F.normalize(rows, dim=-1)
     if count >= len(rows):
@@ -328,7 +324,7 @@ def k_means(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _lloyd(rows: Tensor, centres: Tensor, iterations: int, generator: torch.Generator) -> Tensor:
-    """Centres [n, d] moved to the rows [m, d] that are nearest to them; those without any start again from a row."""
+    """Move centres [n, d] to the mean of their nearest rows [m, d]; centres without rows restart from a row."""
     for _ in range(iterations):
         cell = torch.cat([nearest(part, centres) for part in rows.split(BLOCK)])
         sums = torch.zeros_like(centres).index_add_(0, cell, rows)
@@ -340,10 +336,10 @@ def _lloyd(rows: Tensor, centres: Tensor, iterations: int, generator: torch.Gene
 
 
 def nearest(rows: Tensor, centres: Tensor) -> Tensor:
-    """Return which [m] of the centres [n, d], of unit length, is nearest in direction to each of rows [m, d]."""
+    """Return the index [m] of the unit centre [n, d] that is nearest in direction to each row [m, d]."""
     return (rows @ centres.T).argmax(-1)
 
 
 def _some(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of the values [n, ...] at random, each once; all of them when there are not more."""
+    """Return `count` random values of [n, ...] without repetition, or all if there are fewer."""
     return values if count >= len(values) else values[torch.randperm(len(values), generator=generator)[:count]]

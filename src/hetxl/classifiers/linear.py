@@ -12,55 +12,55 @@ from hetxl.functional import Affine
 from hetxl.nn.classifier import Classifier
 
 SCALE = 16.0
-"""Of a cosine classifier at the start: cosines alone are too close together for a softmax over many classes."""
+"""Initial scale of a cosine classifier; unscaled cosines are too close together for a softmax over many classes."""
 
 
 class RowsClassifier(Classifier):
-    """Logits W φ + b from rows of W that can be read one by one; of unit vectors if `normalized`."""
+    """Logits W φ + b with access to single rows of W; of unit vectors if `normalized`."""
 
     normalized: bool
 
     @abstractmethod
     def affine(self) -> Affine:
-        """W and b."""
+        """Return W and b."""
 
     def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W and b at classes [...]: [..., D], and [...] or None."""
+        """Return W and b of classes [...]: [..., D], and [...] or None."""
         affine = self.affine()
         return affine.weight[classes], None if affine.bias is None else affine.bias[classes]
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [..., K] of features [..., D]."""
+        """Compute logits [..., K] of features [..., D]."""
         return self.affine()(self.prepare(features))
 
     def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Logits [..., k] of classes [..., k], from k rows of W for each example."""
+        """Compute logits [..., k] of classes [..., k] from k rows of W per example."""
         rows, bias = self.rows(classes)
         logits = (rows @ self.prepare(features).unsqueeze(-1)).squeeze(-1)
         return logits if bias is None else logits + bias
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Features [..., D], of unit length for a cosine classifier."""
+        """Return features [..., D], with unit length for a cosine classifier."""
         return F.normalize(features, dim=-1) if self.normalized else features
 
 
 class LinearClassifier(RowsClassifier):
-    """Logits W φ + b; or s · cos(w_k, φ), as face recognition has it.
+    """Logits W φ + b; or s · cos(w_k, φ), as in face recognition.
 
     Args:
         in_features: D
         num_classes: K
-        bias: whether there is a b; never with `normalized`.
-        normalized: whether w_k and φ are brought to unit length. The noise is added to φ after that, and is not
+        bias: whether there is a bias b; never with `normalized`.
+        normalized: scale w_k and φ to unit length. The noise is added to the normalised φ, and the sum is not
             normalised again.
-        scale: s at the start; it is learned, as `log_scale`.
+        scale: initial value of s, which is learned as `log_scale`.
 
     >>> LinearClassifier(64, 1000)(torch.randn(8, 64)).shape
     torch.Size([8, 1000])
     """
 
     sparse = False
-    """Whether W and b get sparse gradients where only some of their rows are read."""
+    """Whether W and b get sparse gradients when only some of their rows are read."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class LinearClassifier(RowsClassifier):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as nn.Linear does, and in its order."""
+        """Initialise the parameters again, like nn.Linear and in the same order."""
         nn.Linear.reset_parameters(self)  # pyright: ignore[reportArgumentType]
         if self.log_scale is not None:
             nn.init.constant_(self.log_scale, math.log(self.initial_scale))
 
     def affine(self) -> Affine:
-        """W and b; of a cosine classifier s · w_k / ‖w_k‖."""
+        """Return W and b; for a cosine classifier W has rows s · w_k / ‖w_k‖."""
         return Affine(self._scaled(self.weight), self.bias)
 
     def rows(self, classes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W and b at classes [...]: [..., D], and [...] or None; with gradients as `sparse` says."""
+        """Return W and b of classes [...]: [..., D], and [...] or None; gradients are sparse if `sparse` is set."""
         bias = None if self.bias is None else gather_rows(self.bias, classes, self.sparse)
         return self._scaled(gather_rows(self.weight, classes, self.sparse)), bias
 
@@ -107,31 +107,31 @@ class LinearClassifier(RowsClassifier):
         return F.normalize(weight, dim=-1) * self.log_scale.exp()
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         kind = ", normalized=True" if self.normalized else f", bias={self.bias is not None}"
         return f"{super().extra_repr()}{kind}"
 
 
 class _SparseRows(torch.autograd.Function):
-    """table[index] with a sparse gradient: of millions of rows, only those that were read."""
+    """table[index] with a sparse gradient that holds only the rows that were read."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
-        """[C, ...] rows."""
+        """Return rows [C, ...]."""
         ctx.save_for_backward(index)
         ctx.shape = table.shape
         return table[index]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """A sparse tensor like the table."""
+        """Return a sparse gradient of the table."""
         (index,) = ctx.saved_tensors
         rows = torch.sparse_coo_tensor(index.unsqueeze(0), gradients[0], ctx.shape, check_invariants=False)
         return rows, None
 
 
 def gather_rows(table: Tensor, index: Tensor, sparse: bool) -> Tensor:
-    """table[index], rows [..., D] at [...]; with `sparse` the gradient is sparse, for torch.optim.SparseAdam."""
+    """Return table[index], [..., D]; `sparse` makes the gradient sparse, for torch.optim.SparseAdam."""
     if not sparse:
         return table[index]
     return _SparseRows.apply(table, index.flatten()).unflatten(0, index.shape)

@@ -16,13 +16,13 @@ from hetxl.nn.classifier import NoisyFeatures, is_plain_linear
 Format = Literal["bf16", "int8"]
 FORMATS: tuple[Format, ...] = ("bf16", "int8")
 
-BLOCK = 65_536  # classes whose rows are in full precision at a time, where nothing else cuts them into blocks
+BLOCK = 65_536  # number of classes whose rows are in full precision at the same time
 
 
 class QuantizedWeight:
-    """Stands for W [K, D] where rows are read: those that are asked for are made, in full precision.
+    """A stand-in for W [K, D] that dequantises the requested rows.
 
-    They are codes [K, D], bfloat16 or int8, times the scale of each class [K], if any.
+    Rows are codes [K, D], bfloat16 or int8, times the scale of each class [K], if any.
     """
 
     def __init__(self, codes: Tensor, scales: Tensor | None, dtype: torch.dtype):
@@ -30,13 +30,13 @@ class QuantizedWeight:
         self.shape, self.device, self.requires_grad = codes.shape, codes.device, False
 
     def __getitem__(self, classes: slice | Tensor) -> Tensor:
-        """Rows [..., D] of classes [...]."""
+        """Return rows [..., D] of classes [...]."""
         rows = self.codes[classes].to(self.dtype)
         return rows if self.scales is None else rows.mul_(self.scales[classes].unsqueeze(-1))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """W φ + b, a block of classes at a time; there is nothing else that it can do as a whole."""
+        """Compute W φ + b in blocks of classes, the only supported operation on all of W."""
         if function is not F.linear:
             return NotImplemented
         features, weight = args[:2]
@@ -46,10 +46,10 @@ class QuantizedWeight:
 
 
 class QuantizedClassifier(RowsClassifier):
-    """A linear classifier whose W takes a half or a quarter of the memory. It predicts; it does not train.
+    """A linear classifier whose W takes half or a quarter of the memory, for prediction only.
 
     Args:
-        classifier: whose W and b it takes over, as they are now; an nn.Linear or a `LinearClassifier`.
+        classifier: source of W and b, an nn.Linear or a `LinearClassifier`.
         weight: "bf16" or "int8"
 
     >>> QuantizedClassifier(LinearClassifier(64, 1000), "int8")(torch.randn(8, 64)).shape
@@ -69,7 +69,7 @@ class QuantizedClassifier(RowsClassifier):
             self.full = affine.weight.dtype
             scales = None
             if weight == "int8":
-                # Wide: in bfloat16 the largest weight over its scale would round to 128, which int8 does not have.
+                # In float32: in bfloat16 the largest weight over its scale would round to 128, outside of int8.
                 wide = to_accumulation_dtype(affine.weight)
                 scales = wide.abs().amax(-1).clamp_(min=torch.finfo(wide.dtype).tiny) / 127
                 codes = (wide / scales.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8)
@@ -81,35 +81,35 @@ class QuantizedClassifier(RowsClassifier):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What features must have: that of the classifier it was made from, or what the module was cast to since."""
+        """Return the dtype that features must have: that of the original classifier, or the dtype of a later cast."""
         return self.full
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedClassifier":
-        """Casts reach the rows that are made of the codes; the codes themselves only move to other devices."""
+        """Apply casts to the dequantised rows; the codes only move between devices."""
         self.full = fn(torch.empty(0, dtype=self.full)).dtype
         codes, self.codes = self.codes, self.codes[:0]
         super()._apply(fn, recurse)
         device = self.codes.device
-        # From the meta device only `to_empty` leads away, which promises no values.
+        # Only `to_empty` leaves the meta device, and it guarantees no values.
         self.codes = torch.empty_like(codes, device=device) if codes.is_meta else codes.to(device)
         return self
 
     def affine(self) -> Affine:
-        """W, whose rows are made when they are read, and b."""
+        """Return W, whose rows are dequantised on access, and b."""
         weight: Any = QuantizedWeight(self.codes, self.scales, self.full)
         return Affine(weight, self.bias)
 
     @torch.no_grad()
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
-        """Averaged log-probabilities [..., K], without gradients (sigmoid: logits of the mean probabilities)."""
+        """Return averaged log-probabilities [..., K], without gradients (sigmoid: logits of the mean probabilities)."""
         return super().log_probs(noisy)
 
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Refused: losses are for the classifier that it was made from."""
-        raise ValueError("QuantizedClassifier predicts and has no loss; use the classifier that it was made from")
+        """Raise, because a quantised classifier cannot be trained."""
+        raise ValueError("QuantizedClassifier cannot be trained; compute losses with the original classifier")
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"{super().extra_repr()}, weight={self.format!r}"
 
 
@@ -119,4 +119,4 @@ def _affine_of(classifier: LinearClassifier | nn.Linear) -> Affine:
     if is_plain_linear(classifier):
         return Affine(classifier.weight, classifier.bias)
     kind = type(classifier).__name__
-    raise TypeError(f"classifier must be an nn.Linear or a LinearClassifier, found {kind}; it has no W to take over")
+    raise TypeError(f"classifier must be an nn.Linear or a LinearClassifier, found {kind}, which has no W")

@@ -1,13 +1,12 @@
-"""A softmax over millions of classes through an index: near classes exactly, the far ones by a sample.
+"""A softmax over millions of classes with an index: near classes exactly, the others by sampling.
 
-In prediction of the top classes only the candidates of each example and a uniform sample of classes, shared by the
-examples, are looked at. Under sample s of the noise
-the classes that are no candidates weigh R_s = Σ exp(u_sk), which
+Predictions of the top classes compute only the candidates of each example and a uniform sample of classes that the
+examples share. Under noise sample s, the other classes have the total weight R_s = Σ exp(u_sk), which
 
-    (number of such classes) / (how many of them were drawn) · Σ_{k drawn, no candidate} exp(u_sk)
+    (number of such classes) / (number of them drawn) · Σ_{k drawn, no candidate} exp(u_sk)
 
-estimates without bias. It goes into the normaliser, so that probabilities are those among all classes, and the same
-sample gives the rest's part of the entropies.
+estimates without bias. The normaliser includes it, so probabilities refer to all classes; the same sample estimates
+the other classes' part of the entropies.
 """
 
 import torch
@@ -28,39 +27,36 @@ from hetxl.functional.engine.sigmoid import mean_sigmoid_rows
 from hetxl.functional.links import log_mean_exp, sigmoid_entropy, softmax_entropy
 from hetxl.nn.classifier import NoisyFeatures
 
-CHUNK = 4  # examples at a time at most: their logits stay in the cache between two operations
+CHUNK = 4  # maximum number of examples per chunk, so that their logits stay in the cache
 NEVER = {"softmax": -1e20, "sigmoid": -1e4}
-"""Logits of no weight at all, which unlike −∞ can be multiplied by 0; that of the sigmoid also bears to be shifted."""
+"""Logits of weight 0, which unlike −∞ can be multiplied by 0; the sigmoid's can also be shifted."""
 
 
 class RetrievedClassifier(LinearClassifier):
-    """W φ + b that looks at the classes of the largest logits, found by an index, and at a sample of the others.
+    """W φ + b over the classes with the largest logits, found with an index, and a sample of the others.
 
-    In training the active classes are the `neighbours` of each example and the labels of the batch, each for itself,
-    and `others` drawn uniformly for all the rest: an estimate of the sum over all classes that has no bias, however old
-    or inexact the index is, and less variance than one without neighbours. In evaluation mode the loss is that of all
-    classes.
+    In training, the active classes are the `neighbours` of each example, the labels of the batch, and `others` drawn
+    uniformly to represent the rest. This estimates the sum over all classes without bias, even if the index is old or
+    inexact, and with less variance than without neighbours. In evaluation mode the loss covers all classes.
 
-    `predict(features, top_k=k)` samples the candidates that the index finds for each example, and estimates the rest
-    from classes drawn once and for all. Other methods than "mc" and "deterministic", all classes instead of top_k,
-    `tolerance=0`, and so few classes that it would not pay, go through all classes as they do with `LinearClassifier`.
+    `predict(features, top_k=k)` computes the candidates that the index finds for each example, and estimates the rest
+    from a fixed sample of classes. Methods other than "mc" and "deterministic", predictions without top_k,
+    `tolerance=0`, and small numbers of classes compute all classes, like `LinearClassifier`.
 
-    The index follows W (see `hetxl.classifiers.index`). A search in training mode may be up to `max_stale` steps behind
-    on rows that no loss has read, and is never behind on the others; in evaluation mode any change of W since the index
-    was built has it built anew (if by way of `.data`, one of many rows). It is no part of the state dict, of copies or
-    of pickles: what needs it builds it. In training mode only optimiser steps are expected to change W; call `sync`
-    after any other change.
+    The index follows W (see `hetxl.classifiers.index`). In training mode, rows that no loss has read may be up to
+    `max_stale` steps old; other rows are current. In evaluation mode, any change of W causes a rebuild (changes through
+    `.data` only if they affect many rows). The index is not part of the state dict, copies or pickles; it is rebuilt
+    when needed. In training mode, only optimiser steps should change W; call `sync` after any other change.
 
     Args:
         in_features: D
         num_classes: K
-        neighbours: classes that each example of a batch makes active.
-        others: classes drawn for the rest, in training and in prediction.
-        candidates: classes that are sampled for each example in prediction; four times top_k if that is more.
-        max_stale: steps after which the index is built anew; a million classes take a minute or two.
-        recall_target: share of the first and of the first ten classes that a search should find; how far it has to look
-            for that is found out when the index is built, on the features at hand. A loss makes do with less where it
-            would take long.
+        neighbours: number of active classes per example.
+        others: number of classes drawn to represent the rest, in training and in prediction.
+        candidates: number of classes computed per example in prediction; at least four times top_k.
+        max_stale: number of steps after which the index is rebuilt; for a million classes this takes a minute or two.
+        recall_target: share of the top class and of the top ten classes that a search should find. The search effort
+            is tuned for it when the index is built. Losses accept less if it would take long.
         sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD.
 
     >>> RetrievedClassifier(64, 1000)(torch.randn(2, 64)).shape
@@ -87,7 +83,7 @@ class RetrievedClassifier(LinearClassifier):
         if not 0 < recall_target <= 1:
             raise ValueError(f"recall_target must be above 0 and at most 1, found {recall_target}")
         integer_at_least("max_stale", max_stale, 0)
-        # Before the parameters, which when drawn anew have the index forget the old ones.
+        # Before the parameters, whose initialisation clears the index.
         object.__setattr__(self, "_index", ClassIndex(max_stale, recall_target))
         super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         self.neighbours = integer_at_least("neighbours", neighbours, 1)
@@ -98,28 +94,28 @@ class RetrievedClassifier(LinearClassifier):
     _index: ClassIndex
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as nn.Linear does."""
+        """Initialise the parameters again, like nn.Linear."""
         super().reset_parameters()
         self._index.clear()
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # In training mode this would pass for a step.
+        # In training mode this change would count as a step.
         self._index.clear()
 
     @property
     def staleness(self) -> int | None:
-        """Steps since the index was built; None if there is none for the parameters as they are."""
+        """Return the number of steps since the index was built; None without an index for the current parameters."""
         return self._index.staleness(self.weight, self.bias)
 
     def sync(self, features: Tensor | None = None) -> None:
-        """Build the index from W as it is, tuned on features [..., D] such as will be searched for, or rows of W."""
+        """Rebuild the index from the current W, tuned on typical features [..., D] or on rows of W."""
         with without_autocast(self.weight.device):
             self._index.clear()
             self._index.build(self.weight, self.bias, self._queries(features))
 
     def recall(self, features: Tensor, k: int = 10) -> float:
-        """Share of the k ≤ K classes of largest logits that a search in evaluation mode finds for features [..., D]."""
+        """Return the share of the top k ≤ K classes that a search in evaluation mode finds for features [..., D]."""
         if integer_at_least("k", k, 1) > self.num_classes:
             raise ValueError(f"k must be at most the number of classes, {self.num_classes}, found {k}")
         queries = self._queries(features)
@@ -128,7 +124,7 @@ class RetrievedClassifier(LinearClassifier):
             return self._index.recall(self.weight, self.bias, queries, k, thorough=True)
 
     def active(self, noisy: NoisyFeatures, targets: Targets) -> Active:
-        """The classes that the loss of a batch looks at."""
+        """Return the active classes of a batch."""
         labels = labels_of(targets)
         if self.neighbours >= self.num_classes:
             surely = torch.arange(self.num_classes, device=self.weight.device)
@@ -144,7 +140,7 @@ class RetrievedClassifier(LinearClassifier):
 
     @not_compiled
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """In training mode over the active classes, otherwise over all."""
+        """Return the loss over the active classes in training mode, and over all classes otherwise."""
         if not self.training:
             return super().nll(noisy, targets, reduction, weights)
         check_few(noisy, targets, weights)
@@ -156,7 +152,7 @@ class RetrievedClassifier(LinearClassifier):
     @not_compiled
     @torch.no_grad()
     def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
-        """Averaged probabilities with entropies; of the top classes from the candidates of each example."""
+        """Return averaged probabilities with entropies; with top_k, from the candidates of each example."""
         candidates = max(self.candidates, 4 * (top_k or 0))
         if (
             top_k is None
@@ -173,7 +169,7 @@ class RetrievedClassifier(LinearClassifier):
         inputs = gather_inputs(distribution, z, noisy.temperature)
         options = {"link": noisy.link, "top_k": top_k, "order": noisy.order}
         with without_autocast(self.weight.device):
-            # [n, C] classes of the largest mean logits, each once; the index may find fewer.
+            # [n, C] distinct classes with the largest mean logits; the index may find fewer.
             classes = self._search(inputs.mean.first, candidates, thorough=True)
             short = (classes < 0).any(-1).nonzero().squeeze(-1)
             if len(short):
@@ -183,24 +179,24 @@ class RetrievedClassifier(LinearClassifier):
         return joined([summary], noisy.features.shape[:-1])
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"{super().extra_repr()}, neighbours={self.neighbours}, others={self.others}"
 
     def _search(self, features: Tensor, k: int, *, thorough: bool) -> Tensor:
-        """Ids [n, k] of the classes of the largest mean logits, those first; −1 where the index finds fewer."""
+        """Return ids [n, k] of the classes with the largest mean logits, in descending order; −1 if missing."""
         queries, strictly = self._queries(features), not self.training
         with without_autocast(self.weight.device):
             self._index.follow(self.weight, self.bias, queries, strictly=strictly)
             return self._index.search(self.weight, self.bias, queries, k, thorough=thorough or strictly)[1]
 
     def _drawn(self) -> Tensor:
-        """Classes [O] that stand for the rest in every prediction, each once, ascending; always the same."""
+        """Return the fixed classes [O] that represent the rest in predictions, distinct and ascending."""
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randperm(self.num_classes, generator=generator)[: self.others]
         return drawn.sort().values.to(self.weight.device)
 
     def _queries(self, features: Tensor | None) -> Tensor:
-        """[n, D] from [..., D], none without features."""
+        """Flatten [..., D] to [n, D]; n = 0 without features."""
         if features is None:
             return self.weight.new_empty(0, self.in_features)
         return features.detach().reshape(-1, self.in_features)
@@ -210,10 +206,10 @@ class RetrievedClassifier(LinearClassifier):
 def predict_among(
     inputs: Inputs, classes: Tensor, others: Tensor, *, link: Link, top_k: int, order: Order | None, budget: int
 ) -> Summary:
-    """The top classes of a batch [B] among the candidates of each example, `classes` [B, C], each once.
+    """Predict the top classes of a batch [B] among each example's distinct candidates, `classes` [B, C].
 
-    The inputs are of a linear classifier that noise goes through, or without noise; `others` [O] are a uniform sample
-    of all classes, each once, ascending.
+    The inputs belong to a linear classifier that noise goes through, or have no noise; `others` [O] is a uniform sample
+    of all classes, distinct and ascending.
     """
     mean = inputs.mean
     assert isinstance(mean, LinearMean)
@@ -225,14 +221,14 @@ def predict_among(
     parts = []
     for some in slices(inputs.batch, size):
         logits = _Logits(mean.of_examples(some), inputs.of_examples(some), order)
-        # Which of the drawn classes are among the candidates, [n, O].
+        # Whether each drawn class is a candidate, [n, O].
         ordered = classes[some].sort(-1).values
         drawn = others.expand(len(ordered), -1).contiguous()
         nearest = torch.searchsorted(ordered, drawn).clamp_(max=ordered.shape[1] - 1)
         known = ordered.gather(-1, nearest) == drawn
         u = logits.of_candidates(classes[some])
         v = logits.of_all(weight, torch.where(known, NEVER[link], bias))
-        # How many classes each of the drawn ones that are no candidates stands for, [n].
+        # Number of classes that each drawn class that is not a candidate represents, [n].
         count = (inputs.num_classes - classes.shape[1]) / (~known).sum(-1).clamp(min=1).to(u.dtype)
         log_probs, *others_and_entropies = (_softmax if link == "softmax" else _sigmoid)(u, v, count)
         values, places = log_probs.topk(top_k)
@@ -258,18 +254,18 @@ class _Logits:
             self.mixing = mixing_of(inputs, slice(None))  # [n, S, Q + 1]
 
     def of_candidates(self, classes: Tensor) -> Tensor:
-        """Those of classes [n, C]."""
+        """Return the logits of classes [n, C]."""
         weight = self.mean.weight[classes].to(self.inputs.wide)  # [n, C, D]
         bias = None if self.mean.bias is None else self.mean.bias[classes].to(self.inputs.wide)
         return self._mixed(torch.bmm(weight, self.rows.mT), bias)
 
     def of_all(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Those of the same classes for every example: weight [O, D]; with bias [n, O]."""
+        """Return the logits of the same classes for every example: weight [O, D], bias [n, O]."""
         rows = (self.rows.flatten(0, 1) @ weight.T).unflatten(0, self.rows.shape[:2]).mT  # [n, O, P]
         return self._mixed(rows, bias)
 
     def _mixed(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows [n, X, P] of the classes as their sampled logits, divided by τ."""
+        """Mix rows [n, X, P] of the classes into sampled logits, divided by τ."""
         if self.mixing is None:
             return (rows if bias is None else rows + bias.unsqueeze(-1)) / self.inputs.temperature
         if bias is not None:
@@ -278,10 +274,10 @@ class _Logits:
 
 
 def _softmax(u: Tensor, v: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log p̄ [n, C] of the candidates; entropy, expected entropy and the rest's probability, [n] each.
+    """Return log p̄ [n, C] of the candidates, and the entropy, expected entropy and probability of the rest, [n] each.
 
-    From logits u [n, C, S] of the candidates and v [n, O, S] of the drawn classes, which are overwritten; each of those
-    stands for `count` [n] classes.
+    u [n, C, S] are logits of the candidates and v [n, O, S] those of the drawn classes, each of which represents
+    `count` [n] classes. Both are overwritten.
     """
     top = v.amax(1, keepdim=True)  # [n, 1, S]
     weights = v.sub_(top).exp()
@@ -301,9 +297,9 @@ def _softmax(u: Tensor, v: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _sigmoid(u: Tensor, v: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `_softmax`, with the largest probability of any other class as the last.
+    """Return the same for the sigmoid link, with the largest probability of any other class as the last value.
 
-    The candidates are those of the largest logits, so hardly a class beyond them is above the least of them.
+    The candidates have the largest logits, so the other classes are hardly ever above the smallest of them.
     """
     own, drawn = (mean_sigmoid_rows(logits, False, entropy=True) for logits in (u, v))
     assert own.entropy is not None

@@ -1,12 +1,12 @@
-"""Sampled softmax: in training the batch's labels and some negatives, all classes otherwise; and the loss over a few
-active classes that stand for all of them, which the retrieved classifier shares.
+"""Sampled softmax: the batch's labels and some negatives in training, all classes otherwise. Also the loss over a few
+active classes that represent all classes, which the retrieved classifier uses too.
 
-The softmax needs Σ_k exp(u_k). Classes that are surely among the active ones stand for themselves; one that was drawn
-stands for as many as its expected number of draws says, so that
+The softmax needs Σ_k exp(u_k). Classes that are always active represent themselves; a drawn class represents as many
+classes as the inverse of its expected number of draws, so that
 
     Σ_{k active} exp(u_k + offset_k)        with offset 0, or log(times drawn) − log(expected times)
 
-has Σ_k exp(u_k) for its mean. Under the sigmoid exp(offset_k) is a weight of the class's binary cross-entropy.
+has the mean Σ_k exp(u_k). For the sigmoid link, exp(offset_k) is the weight of the class's binary cross-entropy.
 """
 
 import math
@@ -25,29 +25,28 @@ NEGATIVES = ("uniform", "log-uniform", "unigram", "in-batch")
 
 
 class Active(NamedTuple):
-    """Classes that a batch's loss looks at."""
+    """The classes that a batch's loss uses."""
 
-    classes: Tensor  # [C] ids, ascending, each once; the batch's labels are all among them
-    offsets: Tensor  # [C] the logarithm of how many classes each stands for; 0 for itself
+    classes: Tensor  # [C] distinct ids, ascending, including all labels of the batch
+    offsets: Tensor  # [C] logarithm of the number of classes that each represents; 0 for only itself
 
 
 class SampledClassifier(LinearClassifier):
-    """W φ + b whose training loss looks at the labels of the batch and at negatives drawn for it (log-Q corrected).
+    """W φ + b whose training loss uses the labels of the batch and negatives drawn for it (log-Q corrected).
 
-    All labels of a batch stand for themselves in the loss of every example, whichever of them is its own; only the
-    classes beyond them are estimated. The negatives are shared by the examples and their samples. In evaluation mode
-    the loss, and predictions always, are those of all classes.
+    All labels of a batch are exact terms in the loss of every example; only the other classes are estimated. The
+    examples and their samples share the negatives. Predictions, and the loss in evaluation mode, use all classes.
 
     Args:
         in_features: D
         num_classes: K
-        negatives: how many are drawn for a batch.
-        proposal: "uniform", "log-uniform" (for classes in the order of their frequency), "unigram" (by `counts`), or
-            "in-batch": no draws, the batch's labels alone, each for as many as its frequency says.
-        counts: [K], how often each class occurs; for "unigram" and "in-batch".
-        power: of the counts in "unigram".
-        sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD: a step then costs nothing for
-            the classes that it did not look at.
+        negatives: number of negatives drawn per batch.
+        proposal: "uniform", "log-uniform" (for class ids sorted by frequency), "unigram" (by `counts`), or "in-batch":
+            only the batch's labels, weighted by their frequency.
+        counts: [K], frequency of each class, for "unigram" and "in-batch".
+        power: exponent of the counts in "unigram".
+        sparse: whether W and b get sparse gradients, for torch.optim.SparseAdam or SGD; a step then costs nothing for
+            classes that are not active.
 
     >>> SampledClassifier(64, 100_000, negatives=1000)(torch.randn(2, 64)).shape
     torch.Size([2, 100000])
@@ -76,23 +75,23 @@ class SampledClassifier(LinearClassifier):
         self.draws_from = build_proposal(proposal, num_classes, counts, power)
 
     def active(self, targets: Targets, generator: torch.Generator | None = None) -> Active:
-        """The classes that the loss of a batch looks at."""
+        """Return the active classes of a batch."""
         labels = labels_of(targets)
         if self.proposal == "in-batch":
             ids = targets.ids if targets.lists is None else targets.lists.classes
             assert ids is not None
             if not len(labels):
-                labels = labels.new_zeros(1)  # any class: the loss of no example does not depend on it
+                labels = labels.new_zeros(1)  # any class: without examples the loss does not depend on it
             draws = (ids != IGNORE_INDEX).sum().clamp(min=1)
-            # Each is there with this probability, so it stands for its inverse; also the example's own label, which
-            # keeps the odds between classes as they are.
+            # A label is present with this probability, so it is weighted by the inverse. This includes the example's
+            # own label, which keeps the odds between classes.
             there = -torch.expm1(draws * torch.log1p(-self.draws_from.log_q(labels).exp().clamp(max=1 - 1e-7)))
             return Active(labels, -there.log())
         drawn = self.draws_from.draw(self.negatives, generator, self.weight.device)
         return with_drawn(labels, drawn, self.draws_from.log_q(drawn), self.negatives)
 
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """In training mode over the active classes, otherwise over all."""
+        """Return the loss over the active classes in training mode, and over all classes otherwise."""
         if not self.training:
             return super().nll(noisy, targets, reduction, weights)
         check_few(noisy, targets, weights)
@@ -101,12 +100,12 @@ class SampledClassifier(LinearClassifier):
         return active_nll(self, noisy, targets, self.active(targets, noisy.generator), reduction, weights)
 
     def extra_repr(self) -> str:
-        """The options as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"{super().extra_repr()}, negatives={self.negatives}, proposal={self.proposal!r}"
 
 
 def labels_of(targets: Targets) -> Tensor:
-    """The classes that occur in a batch's targets, ascending."""
+    """Return the classes that occur in a batch's targets, ascending."""
     if targets.dense is not None:
         return (targets.dense.reshape(-1, targets.dense.shape[-1]) != 0).any(0).nonzero().squeeze(-1)
     ids = targets.ids if targets.lists is None else targets.lists.classes
@@ -116,10 +115,10 @@ def labels_of(targets: Targets) -> Tensor:
 
 
 def with_drawn(labels: Tensor, drawn: Tensor, log_q: Tensor, draws: int) -> Active:
-    """The labels [L], ascending, each for itself, and what was drawn among the others: ids [n], each with its log q.
+    """Combine the labels [L], ascending, with drawn classes: ids [n], each with its log q.
 
-    A class that was drawn and is a label does not count twice: what stands for the classes that are no labels is the
-    draws among those. There were `draws`; n may be fewer, where some were thrown away.
+    A drawn class that is a label is not counted twice: only the other draws represent the classes that are not labels.
+    `draws` is the number of draws; n may be smaller if some were discarded.
     """
     classes, inverse, times = drawn.unique(return_inverse=True, return_counts=True)
     log_q = torch.empty(len(classes), dtype=log_q.dtype, device=log_q.device).scatter_(0, inverse, log_q)
@@ -138,12 +137,12 @@ def active_nll(
     reduction: str,
     weights: Weights,
 ) -> Tensor:
-    """Negative log-likelihood of the targets among the active classes: a scalar, or [...]."""
+    """Return the negative log-likelihood of the targets among the active classes: a scalar, or [...]."""
     rows, bias = classifier.rows(active.classes)
     offsets = active.offsets.to(rows.dtype)
     class_weights = None if weights.classes is None else weights.classes[active.classes]
     if noisy.link == "softmax":
-        # The logits are divided by τ after this, which must not reach what a class stands for.
+        # The logits are divided by τ later, which must not change the offsets.
         shift = noisy.temperature * offsets
         bias = shift if bias is None else bias + shift
     else:
@@ -154,7 +153,7 @@ def active_nll(
 
 
 def among(targets: Targets, classes: Tensor) -> Targets:
-    """Targets with their classes counted among those of [C], ascending."""
+    """Replace the classes of targets by their index in the active classes [C], ascending."""
     if targets.lists is not None:
         return Targets(lists=replace(targets.lists, classes=torch.searchsorted(classes, targets.lists.classes)))
     if targets.dense is not None:
@@ -166,93 +165,92 @@ def among(targets: Targets, classes: Tensor) -> Targets:
 
 
 def check_few(noisy: NoisyFeatures, targets: Targets, weights: Weights) -> None:
-    """Refuse what has no meaning where not all classes are looked at in one process."""
+    """Raise for targets and options that need all classes in one process."""
     if noisy.link == "softmax" and targets.ids is None:
         raise ValueError(
-            "targets must be class ids: rows of probabilities over all classes need a classifier that looks at all of "
+            "targets must be class ids: rows of probabilities over all classes need a classifier that computes all of "
             "them in one process, such as LinearClassifier"
         )
     if weights.smoothing:
         raise ValueError(
-            f"label_smoothing={weights.smoothing} spreads over all classes, which this classifier does not look at in "
-            "one process; leave it out, or use LinearClassifier"
+            f"label_smoothing={weights.smoothing} needs all classes in one process, and this classifier does not "
+            "compute them; leave it out, or use LinearClassifier"
         )
 
 
 def _uniform(draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """[draws] float64 in [0, 1), on the generator's device first, as in `Uniform.draw`."""
+    """Draw [draws] float64 numbers in [0, 1), on the generator's device as in `Uniform.draw`."""
     source = device if generator is None else generator.device
     return torch.rand(draws, generator=generator, device=source, dtype=torch.float64).to(device)
 
 
 class Uniform(nn.Module):
-    """A distribution over K classes that can be drawn from in O(draws): every class alike. The base of the others."""
+    """The uniform distribution over K classes, sampled in O(draws), and the base of the other proposals."""
 
     def __init__(self, num_classes: int):
         super().__init__()
         self.num_classes = num_classes
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """[draws] class ids, with repetition.
+        """Draw [draws] class ids, with repetition.
 
-        A generator draws on its own device: one of the CPU gives the same classes whatever device the head is on.
+        A generator draws on its own device, so a CPU generator gives the same classes for heads on all devices.
         """
         source = device if generator is None else generator.device
         return torch.randint(self.num_classes, (draws,), generator=generator, device=source).to(device)
 
     def log_q(self, classes: Tensor) -> Tensor:
-        """Log-probability of each class in one draw, like `classes`: −log K."""
+        """Return the log-probability of each class in one draw, like `classes`: −log K."""
         return torch.full(classes.shape, -math.log(self.num_classes), device=classes.device)
 
 
 class LogUniform(Uniform):
-    """q(k) = log((k + 2) / (k + 1)) / log(K + 1), for classes in the order of their frequency, as words often are."""
+    """q(k) = log((k + 2) / (k + 1)) / log(K + 1), for class ids sorted by frequency, as word ids often are."""
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """[draws] class ids, with repetition."""
+        """Draw [draws] class ids, with repetition."""
         classes = (_uniform(draws, generator, device) * math.log(self.num_classes + 1)).exp().long() - 1
         return classes.clamp_(0, self.num_classes - 1)
 
     def log_q(self, classes: Tensor) -> Tensor:
-        """As above."""
+        """Return the log-probability of each class in one draw."""
         places = classes.double() + 1
         return (torch.log1p(1 / places) / math.log(self.num_classes + 1)).log().float()
 
 
 class Unigram(Uniform):
-    """q(k) ∝ countᵖ, counts [K], at least 1 each; with p below 1 rare classes are drawn more often than they occur."""
+    """q(k) ∝ countᵖ for counts [K], at least 1 each; p below 1 draws rare classes more often than they occur."""
 
     def __init__(self, counts: Tensor, power: float = 1.0):
         super().__init__(len(counts))
         mass = counts.double().clamp(min=1).pow(power)
-        # No buffer. It is made of counts that the user has and K float64 are large, so it has no place in the state; a
-        # cast of the module to half precision would make most sums equal their neighbours; and a module that was made
-        # on the meta device has to have it.
+        # Not a buffer: K float64 computed from the user's counts would enlarge the state dict, a cast of the module to
+        # half precision would merge most sums, and a module created on the meta device needs the values.
         self._cumulative = (mass / mass.sum()).cumsum(0)
 
     def cumulative(self, device: torch.device) -> Tensor:
-        """[K] float64, the probabilities summed up to each class; kept where it was asked for last."""
+        """Return the cumulative probabilities, [K] float64, cached on the device of the last call."""
         if self._cumulative.device != device:
             self._cumulative = self._cumulative.to(device)
         return self._cumulative
 
     def draw(self, draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """[draws] class ids, with repetition."""
+        """Draw [draws] class ids, with repetition."""
         uniform, cumulative = _uniform(draws, generator, device), self.cumulative(device)
         return torch.searchsorted(cumulative, uniform * cumulative[-1]).clamp_(max=self.num_classes - 1)
 
     def log_q(self, classes: Tensor) -> Tensor:
-        """From the steps of the cumulative sum."""
+        """Return the log-probability of each class in one draw, from steps of the cumulative sum."""
         cumulative = self.cumulative(classes.device)
         before = torch.where(classes > 0, cumulative[(classes - 1).clamp(min=0)], 0.0)
         return (cumulative[classes] - before).log().float()
 
 
 def build_proposal(name: str, num_classes: int, counts: Tensor | None, power: float) -> Uniform:
-    """The proposal of a name; "in-batch" has that of "unigram", of which the batch is the draw."""
+    """Return a proposal by name; "in-batch" uses that of "unigram", with the batch as the draw."""
     if name in ("unigram", "in-batch"):
         if counts is None:
-            raise ValueError(f"negatives from {name!r} need counts, how often each class occurs in the training data")
+            raise ValueError(f"negatives from {name!r} need counts, the frequency of each class in the training data")
         if counts.shape != (num_classes,):
             raise ValueError(f"counts must have shape {[num_classes]}, found {list(counts.shape)}")
         if counts.min() < 0:

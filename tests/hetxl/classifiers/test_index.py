@@ -209,7 +209,7 @@ def test_search_returns_every_class_when_all_are_asked_for():
 def test_weights_that_are_not_finite():
     weight, bias, queries = clustered(classes=100)
     weight[3, 2] = torch.nan
-    with pytest.raises(ValueError, match="must be finite to be searched"):
+    with pytest.raises(ValueError, match="must be finite, found"):
         ClassIndex(5, 0.99).follow(weight, bias, queries, strictly=True)
 
 

@@ -86,7 +86,7 @@ def test_log_probabilities_without_gradients():
 
 
 def test_quantized_classifier_rejects_losses_and_invalid_options():
-    with pytest.raises(ValueError, match="predicts and has no loss; use the classifier that it was made from"):
+    with pytest.raises(ValueError, match="cannot be trained; compute losses with the original classifier"):
         setting("int8")[1].loss(torch.randn(1, D), torch.tensor([0]))
     with pytest.raises(ValueError, match="weight must be"):
         QuantizedClassifier(LinearClassifier(D, K), "int4")
