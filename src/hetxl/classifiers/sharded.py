@@ -1,6 +1,5 @@
-"""W split over the classes among the processes of a mesh: the classifier, and what a process computes where it has only
-some of the classes, which are the labels that are here and their logits, and predictions, for which normalisers travel
-and the best classes of each process."""
+"""A classifier whose W is split over the processes of a mesh by class. Each process computes the logits of its own
+classes; losses and predictions exchange only normalisers and the top classes of each process."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,42 +29,41 @@ from hetxl.nn.prediction import TOP_CLASSES
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-BLOCK = 1024  # classes whose initial values are drawn together, so that they do not depend on who draws them
-COMPARED = 8  # losses at the start of which the processes compare whether they see the same batch
-WEIGHT, BIAS, NOISE = range(3)  # streams of random numbers that a seed stands for
-PROBES = 8  # values of a tensor that are compared among processes
+BLOCK = 1024  # classes that are initialised together, so that initial values do not depend on the number of processes
+COMPARED = 8  # number of initial losses in which the processes compare their batches
+WEIGHT, BIAS, NOISE = range(3)  # streams of random numbers derived from a seed
+PROBES = 8  # number of values of a tensor that processes compare
 ROUNDING = 0.05
-"""How far they may differ, relative to their size, where a network computed them, perhaps in half precision."""
+"""Maximum relative difference of these values if a network computed them, possibly in half precision."""
 
-LARGEST = 1024  # examples of one exchange, at most
+LARGEST = 1024  # maximum number of examples per exchange
 
 
 class ShardedClassifier(Classifier):
-    """Logits W φ + b, with W and b split over the classes among the processes of a device mesh.
+    """Logits W φ + b, with the classes of W and b split over the processes of a device mesh.
 
-    Every process of the mesh is given the same batch and computes the same loss; only numbers of each example and
-    sample travel, never logits, so that traffic does not depend on K (`docs/several_devices.md`). W and b are DTensors,
-    `Shard(0)` on the mesh: process r has the classes `classes`, ⌈K / processes⌉ of them, the last processes what is
-    left, perhaps none. Their gradients stay where they are. Those of features, noise and τ come out whole and the same
-    on every process.
+    Every process of the mesh gets the same batch and computes the same loss. Processes exchange a few numbers per
+    example and sample, never logits, so traffic does not depend on K (`docs/several_devices.md`). W and b are DTensors,
+    `Shard(0)` on the mesh: each process has ⌈K / processes⌉ classes, see `classes`, and the last processes have the
+    rest, possibly none. Gradients of W and b stay local; those of features, noise and τ are complete and equal on every
+    process.
 
-    Under `DetHead`, and under `HetXLHead`, whose noise goes through W. Losses are for class ids (softmax) or labels in
-    any form (sigmoid); predictions for the methods "mc" and "deterministic", over all classes whatever `tolerance` is.
-    All methods but `affine` and `noise_generator` have to be called by all processes of the mesh.
+    It works with `DetHead`, and with `HetXLHead`, whose noise goes through W. Losses accept class ids (softmax) or
+    labels in any form (sigmoid). Predictions support the methods "mc" and "deterministic", over all classes regardless
+    of `tolerance`. All processes of the mesh must call every method except `affine` and `noise_generator`.
 
     Args:
         in_features: D
         num_classes: K
-        mesh: of one dimension; of a mesh (data, classes) pass `mesh["classes"]`. None for one process, which needs no
-            process group.
-        seed: of the initial values, which do not depend on the number of processes, and of the noise.
-        stream: tells the noise of replicas apart. By default the lowest rank in the mesh, which differs between the
-            rows of a mesh (data, classes).
-        device: of the parameters; that of the mesh by default.
+        mesh: device mesh with one dimension; for a mesh (data, classes) pass `mesh["classes"]`. None for a single
+            process, which needs no process group.
+        seed: seed of the noise and of the initial values, which do not depend on the number of processes.
+        stream: number that separates the noise of replicas [default: the lowest rank in the mesh, which differs
+            between the rows of a mesh (data, classes)].
+        device: device of the parameters [default: that of the mesh].
 
     Attributes:
-        draws: how often noise was drawn in training, a part of the state: a resumed run draws the same noise
-            drawn.
+        draws: number of noise draws in training, part of the state dict, so that a resumed run draws the same noise.
 
     >>> ShardedClassifier(64, 1000).classes
     range(0, 1000)
@@ -102,24 +100,24 @@ class ShardedClassifier(Classifier):
 
     @property
     def mesh(self) -> "DeviceMesh | None":
-        """The processes that share the classes."""
+        """Return the mesh of the processes that share the classes."""
         return self._ranks.mesh
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes that this process handed to collectives, and how often."""
+        """Return the number of collectives and bytes of this process."""
         return self._ranks.traffic
 
     @property
     def classes(self) -> range:
-        """The classes that are here."""
+        """Return the classes of this process."""
         width = -(-self.num_classes // self._ranks.size)
         start = min(self._ranks.rank * width, self.num_classes)
         return range(start, min(start + width, self.num_classes))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as nn.Linear does, each block of classes from a seed of its own."""
+        """Initialise the parameters again, like nn.Linear, with a separate seed for each block of classes."""
         bound = 1 / math.sqrt(self.in_features)
         for stream, parameter in ((WEIGHT, self.weight), (BIAS, self.bias)):
             if parameter is None or parameter.is_meta:
@@ -137,13 +135,13 @@ class ShardedClassifier(Classifier):
 
     @not_compiled
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [..., K] of features [..., D], gathered from all processes: for few classes."""
+        """Compute logits [..., K] of features [..., D], gathered from all processes; only for few classes."""
         (features,) = collectives.copy_to_ranks(self._ranks, features)
         return collectives.gather_from_ranks(self._ranks, self.affine()(features), self.num_classes)
 
     @not_compiled
     def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Logits [..., k] of classes [..., k], each from the process that has it."""
+        """Compute logits [..., k] of classes [..., k], each on the process that has the class."""
         (features,) = collectives.copy_to_ranks(self._ranks, features)
         shard = self._shard()
         rows, here = shard.rows(classes)
@@ -154,21 +152,21 @@ class ShardedClassifier(Classifier):
         return collectives.sum_over_ranks(self._ranks, logits)
 
     def affine(self) -> Affine:
-        """W and b of the classes that are here."""
+        """Return W and b of this process's classes."""
         return Affine(self._local(self.weight), None if self.bias is None else self._local(self.bias))
 
     def noise_generator(self) -> torch.Generator:
-        """Where noise comes from: the same on every process of the mesh, and other noise for every loss in training.
+        """Return the noise generator, equal on every process of the mesh; each training loss draws new noise.
 
-        In evaluation mode it starts from the same place each time.
+        In evaluation mode it starts from the same seed each time.
         """
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 "ShardedClassifier cannot draw noise under activation checkpointing: the recomputation would draw "
-                "other noise. Leave the head out of the checkpointed part, or pass the normals themselves as noise="
+                "other noise. Leave the head out of the checkpointed part, or pass the normals as noise="
             )
         stamp = (id(self.draws), self._written())
-        # Read from the device only after somebody else has written it.
+        # Read from the device only after `draws` was written from outside.
         count = self._drawn[2] if self._drawn is not None and self._drawn[:2] == stamp else int(self.draws)
         if self.training:
             self.draws += 1
@@ -177,7 +175,7 @@ class ShardedClassifier(Classifier):
 
     @not_compiled
     def nll(self, noisy: NoisyFeatures, targets: Targets, reduction: str, weights: Weights) -> Tensor:
-        """Negative log-likelihood of the targets, the same on every process: a scalar, or [...] for "none"."""
+        """Return the negative log-likelihood of the targets, equal on every process: a scalar, or [...] for "none"."""
         if self._ranks.size == 1:
             return super().nll(noisy, targets, reduction, weights)
         check_few(noisy, targets, weights)
@@ -189,7 +187,7 @@ class ShardedClassifier(Classifier):
         return reduce_losses(values, factor, normaliser, reduction)
 
     def _losses(self, noisy: NoisyFeatures, tensors: tuple[Tensor, ...], targets: Targets, weights: Weights) -> Tensor:
-        """Softmax: −log mean_s p_s[y], [...], from the label's logit and the normaliser of all others."""
+        """Return −log mean_s p_s[y], [...], from the label's logit and the normaliser of all others (softmax)."""
         assert targets.ids is not None
         own = local_ids(targets.ids, self.classes)
         if len(self.classes):
@@ -206,7 +204,7 @@ class ShardedClassifier(Classifier):
     def _label_losses(
         self, noisy: NoisyFeatures, tensors: tuple[Tensor, ...], targets: Targets, weights: Weights
     ) -> Tensor:
-        """Sigmoid: the binary cross-entropies of all labels, summed, [...]."""
+        """Return the summed binary cross-entropies of all labels, [...] (sigmoid)."""
         if len(self.classes):
             here = slice(self.classes.start, self.classes.stop)
             local = Weights(classes=None if weights.classes is None else weights.classes[here])
@@ -218,22 +216,23 @@ class ShardedClassifier(Classifier):
 
     @not_compiled
     def log_probs(self, noisy: NoisyFeatures) -> Tensor:
-        """Averaged log-probabilities [..., K], gathered: for few classes, and without gradients on several processes.
+        """Return averaged log-probabilities [..., K], gathered; only for few classes, without gradients on several
+        processes.
 
-        `head.loss(features, targets)` trains, `head.predict(features, top_k=5)` predicts, neither with all K.
+        `head.loss(features, targets)` and `head.predict(features, top_k=5)` never gather all K classes.
         """
         if self._ranks.size == 1:
             return super().log_probs(noisy)
         if self.training and torch.is_grad_enabled():
             raise RuntimeError(
-                "log-probabilities of classes on several processes have no gradients: pass targets to the head for its "
-                "loss, or call it under torch.no_grad() or in evaluation mode"
+                "log-probabilities of classes on several processes have no gradients; pass targets to the head to get "
+                "its loss, or call it under torch.no_grad() or in evaluation mode"
             )
         return gathered_log_probs(self._shard(), noisy)
 
     @not_compiled
     def predict(self, noisy: NoisyFeatures, method: str, top_k: int | None, tolerance: float) -> Summary:
-        """Averaged probabilities with entropies, the same on every process; all K are gathered without `top_k`."""
+        """Return averaged probabilities with entropies, equal on every process; without `top_k` all K are gathered."""
         if self._ranks.size == 1:
             return super().predict(noisy, method, top_k, tolerance)
         if method not in ("mc", "deterministic"):
@@ -250,10 +249,10 @@ class ShardedClassifier(Classifier):
 
     @not_compiled
     def distribution(self, noisy: NoisyFeatures) -> LogitDistribution:
-        """The Gaussian over the logits of all classes; with several processes each must ask it the same."""
+        """Return the Gaussian over the logits of all classes; all processes must request the same values from it."""
         if self._ranks.size == 1:
             return noisy.through(self.affine())
-        # Of a prediction just made, the covariance of the top classes is computed while all processes are here.
+        # The covariance of a prediction's top classes is computed now, while all processes take part.
         classes = self._top[1] if self._top is not None and self._top[0] is noisy else None
         self._top = None
         return ShardedLogits(self._shard(), noisy, self, classes)
@@ -262,8 +261,8 @@ class ShardedClassifier(Classifier):
         return Shard(self._ranks, self.affine(), self.classes, self.num_classes)
 
     def _copied(self, noisy: NoisyFeatures) -> tuple[NoisyFeatures, tuple[Tensor, ...]]:
-        """The same features and noise, with gradients that are summed over the processes; and all tensors that get a
-        gradient, for a process without classes to answer for."""
+        """Return the features and noise with gradients that are summed over the processes, and all tensors that get a
+        gradient, which a process without classes must contribute to."""
         noise = noisy.noise
         tensors: dict[str, Any] = {"features": noisy.features, "temperature": noisy.temperature, "z": noisy.z}
         tensors |= {} if noise is None else noise.parts()
@@ -276,14 +275,14 @@ class ShardedClassifier(Classifier):
         return replace(noisy, noise=noise, **own), (*own.values(), *copies.values(), *parameters)
 
     def _compare(self, noisy: NoisyFeatures, targets: Targets) -> None:
-        """At the start, see to it that the processes have the same batch, noise and replicated parameters."""
+        """In the first losses, check that the processes have the same batch, noise and replicated parameters."""
         if self._compared >= COMPARED:
             return
         self._compared += 1
         values, tolerances = fingerprint(noisy, targets)
         if bool((self._ranks.differ(values, "comparison of the batches") > tolerances).any()):
             raise ValueError(
-                "the processes that share the classes have different features, targets or noise: give all of them the "
+                "the processes that share the classes have different features, targets or noise; give all of them the "
                 "same batch, and start them from the same seed (torch.manual_seed) or checkpoint"
             )
 
@@ -300,13 +299,13 @@ class ShardedClassifier(Classifier):
         return nn.Parameter(DTensor.from_local(local, self._ranks.mesh, [OnRows(0)], run_check=False, **sizes))
 
     def _local(self, parameter: Any) -> Tensor:
-        """The part of a parameter that is here, as a plain tensor."""
+        """Return this process's part of a parameter as a plain tensor."""
         if self._ranks.mesh is None:
             return parameter
         if parameter.device_mesh.ndim != 1:
             raise RuntimeError(
-                "the parameters are sharded over the data ranks as well, and not gathered now: call the head itself, "
-                'or name its method first, as torch.distributed.fsdp.register_fsdp_forward_method(head, "predict") does'
+                "the parameters are also sharded over the data ranks and not gathered now; call the head itself, or "
+                'register the method with torch.distributed.fsdp.register_fsdp_forward_method(head, "predict")'
             )
         return parameter.to_local()
 
@@ -315,41 +314,43 @@ class ShardedClassifier(Classifier):
         return torch.Generator(device).manual_seed(int(state[0] >> np.uint64(1)))
 
     def _written(self) -> int:
-        """A number that changes when somebody writes `draws`."""
+        """Return the version counter of `draws`."""
         return -1 if self.draws.is_inference() else self.draws._version
 
     def extra_repr(self) -> str:
-        """The sizes as shown when the module is printed."""
+        """Return the sizes shown when the module is printed."""
         here = f", classes {self.classes.start} to {self.classes.stop - 1} here" if self._ranks.size > 1 else ""
         return f"{super().extra_repr()}, bias={self.bias is not None}{here}"
 
 
 def _device_of(mesh: "DeviceMesh", device: torch.device | str | None) -> torch.device:
-    """Where the parameters go: to the mesh's own device unless stated, and never to another kind."""
+    """Return the device of the parameters, which must be of the mesh's kind [default: the mesh's device]."""
     kind = mesh.device_type
     if device is None:
         return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
     device = torch.device(device)
     if device.type not in (kind, "meta"):
-        raise ValueError(f"device={str(device)!r} is not of the mesh, which is of {kind!r} devices; leave device out")
+        raise ValueError(
+            f"device={str(device)!r} does not match the mesh, which has {kind!r} devices; leave device out"
+        )
     return device
 
 
 Columns = tuple[Tensor, Tensor | None, Tensor, Tensor, None]
-"""Of a `Summary`: log p̄ and class ids, [n, k] or [n, K] and None, with entropy and expected entropy, [n]."""
+"""Fields of a `Summary`: log p̄ and class ids, [n, k] or [n, K] and None, with entropy and expected entropy, [n]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The classes of this process, and the others that have the rest."""
+    """The classes of this process, and the processes that have the others."""
 
     ranks: Ranks
-    affine: Affine  # of the classes here
-    classes: range  # which those are
-    num_classes: int  # K, of all processes
+    affine: Affine  # W and b of this process's classes
+    classes: range  # their ids
+    num_classes: int  # K, over all processes
 
     def rows(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """W at class ids [...], [..., D], with zeros for those that are elsewhere; and which are here, [...]."""
+        """Return rows of W for class ids [...], [..., D], zeros for classes of other processes; and a mask, [...]."""
         own = local_ids(classes, self.classes)
         here = own >= 0
         if not len(self.classes):
@@ -359,7 +360,7 @@ class Shard:
 
 @torch.no_grad()
 def gathered_log_probs(shard: Shard, noisy: NoisyFeatures) -> Tensor:
-    """Averaged log-probabilities [..., K] of all processes' classes (sigmoid: logits of the mean probabilities)."""
+    """Return averaged log-probabilities [..., K] of all processes' classes (sigmoid: logits of the mean)."""
     if noisy.link == "softmax":
         return gathered_summary(shard, noisy, "mc", None).log_probs
     if len(shard.classes):
@@ -371,7 +372,7 @@ def gathered_log_probs(shard: Shard, noisy: NoisyFeatures) -> Tensor:
 
 @torch.no_grad()
 def gathered_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int | None) -> Summary:
-    """A prediction, "mc" or "deterministic", over the classes of all processes, the same on each; all K or top_k."""
+    """Predict by "mc" or "deterministic" over the classes of all processes, all K or top_k; equal on each process."""
     if noisy.link == "sigmoid":
         return _sigmoid_summary(shard, noisy, method, top_k)
     distribution, z = noisy.through(shard.affine), noisy.z
@@ -379,8 +380,8 @@ def gathered_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int
         distribution, z = distribution.without_noise(), None
     inputs = gather_inputs(distribution, z, noisy.temperature)
     budget = noisy.memory_budget or DEFAULT_BUDGET
-    # From numbers that are the same everywhere, so that all processes exchange equally often.
-    width = -(-shard.num_classes // shard.ranks.size)  # the most classes that any process has
+    # Computed from numbers that are equal on all processes, so that all make the same exchanges.
+    width = -(-shard.num_classes // shard.ranks.size)  # largest number of classes of a process
     size = max(1, min(inputs.batch, LARGEST, budget // (32 * width)))
     starts = range(0, max(inputs.batch, 1), size)
     parts = [_softmax_chunk(shard, inputs.of_examples(slice(start, start + size)), noisy, top_k) for start in starts]
@@ -407,7 +408,7 @@ def _softmax_chunk(shard: Shard, inputs: Inputs, noisy: NoisyFeatures, top_k: in
 
 
 def _sigmoid_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int | None) -> Summary:
-    """Labels do not know of each other: each process predicts its own."""
+    """Predict each process's labels separately, since they are independent."""
     shape = noisy.features.shape[:-1]
     if len(shard.classes):
         few = None if top_k is None else min(top_k, len(shard.classes))
@@ -421,7 +422,7 @@ def _sigmoid_summary(shard: Shard, noisy: NoisyFeatures, method: str, top_k: int
 def _merged(
     shard: Shard, values: Tensor, indices: Tensor | None, entropy: Tensor, expected: Tensor, top_k: int | None
 ) -> Columns:
-    """The entropies summed over all processes, with all log p̄ side by side, or the k largest of [..., at most k]."""
+    """Sum the entropies over all processes, and concatenate all log p̄ or select the k largest of [..., at most k]."""
     entropy, expected = shard.ranks.sum(torch.stack((entropy, expected)), "entropies").unbind()
     if top_k is None:
         return collectives.gather_from_ranks(shard.ranks, values, shard.num_classes), None, entropy, expected, None
@@ -442,12 +443,12 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 class ShardedLogits(LogitDistribution):
     """The Gaussian over the logits of all processes' classes.
 
-    Every process must request the same quantities: each comes from all of them. Only the covariance of the classes that
-    it was made for, [..., k], is there already, so that one process alone may print a prediction.
+    Every process must request the same values, because each value needs all processes. Only the covariance of the
+    prediction's own classes, [..., k], is stored, so that a single process can print a prediction.
     """
 
     def __init__(self, shard: Shard, noisy: NoisyFeatures, classifier: Any, classes: Tensor | None):
-        # Without a lift, evaluations of this take it for opaque, and call the classifier, which is right if slow.
+        # Without a lift the distribution counts as opaque, and the classifier is called: correct, but slow.
         super().__init__(noisy.features, classifier, noisy.noise)
         self._shard = shard
         self._known: tuple[Tensor, Tensor] | None = None
@@ -456,12 +457,12 @@ class ShardedLogits(LogitDistribution):
                 self._known = classes, self.covariance(classes)
 
     def covariance(self, classes: Tensor) -> Tensor:
-        """The covariance of the logits of some classes of each example, [..., k, k] for class ids [..., k]."""
+        """Return the covariance of the logits of the given classes [..., k] of each example, [..., k, k]."""
         if self._known is not None and torch.equal(self._known[0], classes):
             return self._known[1]
         if self.noise is None:
             return self.features.new_zeros(*classes.shape, classes.shape[-1])
-        rows, _ = self._shard.rows(classes)  # [..., k, D], zeros for classes that are elsewhere
+        rows, _ = self._shard.rows(classes)  # [..., k, D], zeros for classes of other processes
         factors = to_accumulation_dtype(self.noise.project(rows))  # [..., k, Q]
         factors = self._shard.ranks.sum(factors.contiguous(), "rows of the top classes")
         return factors @ factors.mT
@@ -472,13 +473,13 @@ class ShardedLogits(LogitDistribution):
 
 
 def local_ids(ids: Tensor, classes: range) -> Tensor:
-    """Class ids counted from the first class of a range, and −1 for those outside it."""
+    """Return class ids relative to the start of a range, −1 for ids outside of it."""
     inside = (ids >= classes.start) & (ids < classes.stop)
     return torch.where(inside, ids - classes.start, -1)
 
 
 def local_labels(targets: Targets, classes: range) -> Targets:
-    """The labels of a range of classes, for the sigmoid link; those of an ignored example are none."""
+    """Return the labels in a range of classes (sigmoid); ignored examples have none."""
     if targets.dense is not None:
         return Targets(dense=targets.dense[..., classes.start : classes.stop])
     if targets.ids is not None:
@@ -495,18 +496,18 @@ def local_labels(targets: Targets, classes: range) -> Targets:
 
 
 def label_logits(affine: Affine, noisy: NoisyFeatures, ids: Tensor) -> Tensor:
-    """Sampled logits / τ of one class of each example, [..., S], at least float32; 0 where an id [...] is below 0."""
+    """Return sampled logits / τ of one class per example, [..., S], in at least float32; 0 for a negative id [...]."""
     known = ids.clamp(min=0)
-    # Sparse: the gradient of a few rows is added to that of all rows, not laid out beside it.
+    # Sparse, so that the gradient of a few rows is added to that of all rows without a dense copy.
     rows = F.embedding(known, affine.weight, sparse=True)  # [..., D]
     bias = None if affine.bias is None else affine.bias[known]
     return torch.where((ids < 0).unsqueeze(-1), 0.0, noisy.logits_at(rows, bias) / noisy.temperature)
 
 
 def fingerprint(noisy: NoisyFeatures, targets: Targets) -> tuple[Tensor, Tensor]:
-    """A few numbers [n] of a batch in float64, and how far each may differ [n] among processes that see the same one.
+    """Return a few numbers [n] of a batch in float64, and how far each may differ [n] between processes.
 
-    Labels and normals are the same to the bit. What a network computed may differ by its rounding.
+    Labels and normals must be bit-identical. Outputs of a network may differ by rounding.
     """
     features, noise = noisy.features.detach(), noisy.noise
     exact = [features.new_tensor([features.numel()], dtype=torch.float64)]
@@ -528,7 +529,7 @@ def fingerprint(noisy: NoisyFeatures, targets: Targets) -> tuple[Tensor, Tensor]
 
 
 def _probe(values: Tensor) -> Tensor:
-    """Some of the values, as many whatever their number, in float64."""
+    """Return a fixed number of the values, in float64."""
     values = values.flatten()
     if not len(values):
         return values.new_zeros(PROBES, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Contrastive learning of pairs, with HET-XL noise on the embeddings (Section "Contrastive learning").
 
-A batch of pairs is a classification problem: each image's class is its text among the batch's texts, and each text's is
-its image. The other tower's embeddings are the classifier, so the fused engine serves here as in a head.
+A batch of pairs is a classification problem: the class of an image is its text among the batch's texts, and vice versa.
+The embeddings of the other tower are the classifier, so the fused engine of the heads computes the loss.
 """
 
 from hetxl.contrastive.embedding import NoisyEmbedding

@@ -1,13 +1,12 @@
-"""One direction of a contrastive loss: queries with their draws of noise against keys.
+"""One direction of a contrastive loss: queries with samples of their noise against keys.
 
-`summed_loss` gives it to the engine. `loss_in_parts` computes it with its gradients at once, and for the sigmoid a part
-of the keys at a time: chunks of them on one process, and those of one process after the other when they go round in a
-ring. The gradients are all that is stored for the backward pass. The draws of the queries are freed, and pairs count by
-themselves under the sigmoid, so that a part is finished before the next one comes: memory is that of one part, in both
-passes.
+`summed_loss` uses the engine. `loss_in_parts` computes the loss together with its gradients and stores only the
+gradients for the backward pass. For the sigmoid link it processes the keys in parts: chunks of them on one process, or
+the keys of one process after the other in a ring. Sigmoid pairs are independent, so each part is finished before the
+next, and both passes need the memory of one part.
 
-`sigmoid_loss` goes through the pairs of a part once, as SigLIP does, whichever side has noise: a pair has one logit for
-each draw of the two sides together.
+`sigmoid_loss` processes each pair of a part once, as SigLIP does, whichever side has noise: a pair has one logit per
+joint sample of its two sides.
 """
 
 import itertools
@@ -26,41 +25,41 @@ from hetxl.functional import Affine, ClassifierLift, GaussianNoise, LabelLists, 
 from hetxl.functional._torch import slices
 
 ROWS = 256
-"""Queries of a block."""
+"""Number of queries in a block."""
 
 BLOCK_BYTES = 2**20
-"""Of a block's logits over all samples: small enough for a cache, large enough for a product."""
+"""Number of logits in a block, over all samples: small enough for the cache, large enough for matrix products."""
 
 BUFFERS = 4
-"""Tensors of the size of a block's logits at a time."""
+"""Number of tensors of a block's size in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries of one direction, each with S draws."""
+    """Queries of one direction, each with S samples."""
 
-    features: Tensor  # [n, D], what the noise is added to
-    noise: GaussianNoise | None = None  # around them
+    features: Tensor  # [n, D], before the noise is added
+    noise: GaussianNoise | None = None  # noise of the features
     z: Tensor | None = None  # [n, S, Q] or [S, Q] standard normals; None without noise
 
     @classmethod
     def explicit(cls, samples: Tensor) -> "Queries":
-        """Queries whose draws are given as they are, [n, S, D]."""
+        """Create queries from explicit samples, [n, S, D]."""
         count, draws, width = samples.shape
         if draws == 1:
             return cls(samples.squeeze(1))
-        # Draws that are the factors themselves, each mixed in alone: the engine then averages over them.
+        # The samples become the factors, each selected by one normal; the engine then averages over them.
         same = torch.eye(draws, dtype=samples.dtype, device=samples.device)
         return cls(samples.new_zeros(count, width), GaussianNoise(samples), same)
 
     @property
     def count(self) -> int:
-        """S."""
+        """Return S."""
         return 1 if self.z is None else self.z.shape[-2]
 
     @property
     def samples(self) -> Tensor:
-        """Return the draws, [n, S, D]; the features themselves without noise, [n, 1, D]."""
+        """Return the samples, [n, S, D]; without noise the features, [n, 1, D]."""
         if self.noise is None or self.z is None:
             return self.features.unsqueeze(1)
         drawn = self.noise.draw(self.z.to(self.noise.dtype))
@@ -77,7 +76,7 @@ def summed_loss(
     bias: Tensor | None = None,
     memory_budget: int | None = None,
 ) -> Tensor:
-    """Σ_n −log p̄ of each query's own key among the keys (sigmoid: and of 1 − p̄ for all others), block by block.
+    """Return Σ_n −log p̄ of each query's own key among the keys (sigmoid: and of 1 − p̄ for all others), in blocks.
 
         logits = scale * queries.samples @ keys.T + bias                                     # [n, S, K]
         softmax:  -log_mean_exp(log_softmax(logits, -1), 1).gather(-1, own).sum()
@@ -85,17 +84,17 @@ def summed_loss(
 
     Args:
         keys: [K, D], the classifier of this batch.
-        own: [n], the index of each query's own key. For the sigmoid link one outside 0 … K − 1 is not among them.
-        bias: sigmoid only.
+        own: [n], index of each query's own key. For the sigmoid link, an index outside 0 … K − 1 means no own key.
+        bias: bias of the logits (sigmoid).
     """
     temperature = 1 / scale
-    # The engine divides by τ what has the bias in it already.
+    # The engine divides the logits, including their bias, by τ.
     affine = Affine(keys, None if bias is None else (bias * temperature).to(keys.dtype).expand(len(keys)))
     lift = None if queries.noise is None else ClassifierLift(keys)
     logits = LogitDistribution(queries.features, affine, queries.noise, lift)
     targets = Targets(ids=own)
     if link == "sigmoid":
-        # An index outside counts with a value of 0, so that no look at the data is needed.
+        # An index outside gets a label of 0, so that the data need not be read.
         inside = ((own >= 0) & (own < len(keys))).to(torch.float32)
         examples = torch.arange(len(own), device=own.device)
         targets = Targets(lists=LabelLists(examples, own.clamp(0, max(len(keys) - 1, 0)), inside, len(own)))
@@ -116,23 +115,23 @@ def loss_in_parts(
     ring: Share | None = None,
     memory_budget: int | None = None,
 ) -> Tensor:
-    """Σ over queries of −log p̄, as `summed_loss` of explicit draws; good for one backward pass.
+    """Return Σ over queries of −log p̄, like `summed_loss` with explicit samples; supports one backward pass.
 
-    In a ring the gradient is that of the sum over the processes, and takes for granted that the result has the same
-    gradient on all of them.
+    In a ring the gradient is that of the sum over the processes, assuming that the result has the same gradient on all
+    of them.
 
     Args:
-        samples: [n, S, D], the draws of the queries.
-        keys: [K, D], or draws of them [K, S, D] (sigmoid); in a ring, n of this process.
-        offset: where the first query's own key is among the keys; the others' follow.
-        chunk: how many keys at a time (sigmoid); None for all that a process has.
-        ring: the batch over the processes whose keys come round (sigmoid); None for the keys that are here.
+        samples: [n, S, D], samples of the queries.
+        keys: [K, D], or samples of them [K, S, D] (sigmoid); in a ring, those of this process.
+        offset: index of the first query's own key; the others follow in order.
+        chunk: number of keys per part (sigmoid); None for all keys of a process.
+        ring: the batch over the processes that pass their keys around (sigmoid); None for only this process's keys.
     """
     if ring is not None and ring.peers.size == 1:
         ring = None
     operands = (samples, keys, scale, bias)
     if not torch.is_grad_enabled():
-        # Parameters ask for gradients that nothing reads.
+        # Parameters may require gradients that nothing reads.
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
     return _AtOnce.apply(_Walk(link, offset, chunk, ring, memory_budget), *operands)
 
@@ -148,14 +147,16 @@ class _AtOnce(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         stored: _Operands | None = ctx.gradients
         if stored is None:
-            raise RuntimeError("a contrastive loss can go backward once: compute it again instead of retain_graph=True")
-        ctx.gradients = None  # scaled in place, so good for one time
+            raise RuntimeError(
+                "a contrastive loss supports one backward pass; compute it again instead of using retain_graph=True"
+            )
+        ctx.gradients = None  # scaled in place, so usable once
         return None, *(None if tensor is None else tensor.mul_(gradients[0]) for tensor in stored.all())
 
 
 @dataclass
 class _Operands:
-    """What a loss is a function of; or whether each needs a gradient; or the gradients, None if not needed."""
+    """The inputs of a loss, whether each needs a gradient, or their gradients (None if not needed)."""
 
     samples: Any = None
     keys: Any = None
@@ -166,7 +167,7 @@ class _Operands:
         return self.samples, self.keys, self.scale, self.bias
 
     def add(self, more: "_Operands") -> None:
-        """Add gradients in place, but for those of the keys, which are others each time."""
+        """Add gradients in place, except those of the keys, which differ in each part."""
         for name in ("samples", "scale", "bias"):
             total, part = getattr(self, name), getattr(more, name)
             setattr(self, name, part if total is None else total.add_(part))
@@ -174,7 +175,7 @@ class _Operands:
 
 @dataclass(frozen=True)
 class _Walk:
-    """How the keys are gone through."""
+    """The iteration over the keys."""
 
     link: Link
     offset: int
@@ -183,7 +184,7 @@ class _Walk:
     memory_budget: int | None
 
     def run(self, operands: _Operands, need: _Operands) -> tuple[Tensor, _Operands]:
-        """Return the loss, and its gradients where they are needed."""
+        """Return the loss and the gradients that are needed."""
         if self.ring is None:
             return self._through(operands, need, operands.keys, self.offset)
         peers, sizes = self.ring.peers, self.ring.sizes
@@ -200,7 +201,7 @@ class _Walk:
                 if of_held is not None:
                     of_held[: sizes[owner]] += gradients.keys
             if of_held is not None:
-                # Gradients of keys travel with them; after the last step they are home.
+                # Gradients of keys travel with the keys and return to their process after the last step.
                 of_held = peers.pass_on(of_held)
             if step + 1 < peers.size:
                 held = peers.pass_on(held)
@@ -208,7 +209,7 @@ class _Walk:
         return total, sums
 
     def _through(self, operands: _Operands, need: _Operands, keys: Tensor, offset: int) -> tuple[Tensor, _Operands]:
-        """Return the same for keys that are here, a chunk at a time."""
+        """Return the same for the present keys, chunk by chunk."""
         if self.chunk is None or self.chunk >= len(keys):
             return self._part(operands, need, keys, offset)
         total, sums = operands.samples.new_zeros(()), _Operands()
@@ -222,7 +223,7 @@ class _Walk:
         return total, sums
 
     def _part(self, operands: _Operands, need: _Operands, keys: Tensor, offset: int) -> tuple[Tensor, _Operands]:
-        """Return the same for some keys at once."""
+        """Return the same for one chunk of keys."""
         if self.link == "sigmoid":
             draws = keys if keys.dim() == 3 else keys.unsqueeze(1)
             tensors = (operands.samples, draws, operands.scale, operands.bias)
@@ -257,25 +258,25 @@ def sigmoid_loss(
     offset: int = 0,
     memory_budget: int | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Σ over all queries and keys of −log p̄(pair or not), with its gradients: those needed, the others None.
+    """Return Σ over all queries and keys of −log p̄(pair or not), with the needed gradients, None for the others.
 
-        logits = scale * torch.einsum("nsd,ksd->snk", queries, keys) + bias        # a side without draws has one
-        signs = torch.full((n, K), -1.0); signs[i, offset + i] = 1.0               # where there is such a key
+        logits = scale * torch.einsum("nsd,ksd->snk", queries, keys) + bias        # sides without noise have S = 1
+        signs = torch.full((n, K), -1.0); signs[i, offset + i] = 1.0               # if that key exists
         return -log_mean_exp(F.logsigmoid(signs * logits), dim=0).sum()
 
     Args:
         queries: [n, S, D] or [n, 1, D]
         keys: [K, S, D] or [K, 1, D]
-        need: which of queries, keys, scale and bias need a gradient.
-        offset: index of the first query's own key; the others' follow. One outside 0 … K − 1 has no own key.
-        memory_budget: bytes of working memory; None for what is fast.
+        need: whether queries, keys, scale and bias need a gradient.
+        offset: index of the first query's own key; the others follow. An index outside 0 … K − 1 means no own key.
+        memory_budget: bytes of working memory; None for the fastest size.
     """
     of_queries, of_keys, of_scale, of_bias = need
     samples = max(queries.shape[1], keys.shape[1])
     total = torch.zeros(
         (), dtype=torch.float64 if queries.device.type == "cpu" else queries.dtype, device=queries.device
     )
-    # The gradient of the scale is that of the queries times the queries.
+    # The gradient of the scale is the product of the queries with their gradient.
     sums = torch.zeros_like(queries) if of_queries or of_scale else None
     key_sums = torch.zeros_like(keys) if of_keys else None
     bias_sum = torch.zeros_like(total) if of_bias else None
@@ -286,7 +287,7 @@ def sigmoid_loss(
         logits *= scale
         if bias is not None:
             logits += bias
-        # The queries of the block whose own key is in it as well.
+        # The queries of the block whose own key is in the block.
         first = max(rows.start, columns.start - offset)
         own = torch.arange(first, max(first, min(rows.stop, columns.stop - offset)), device=logits.device)
         loss, slopes = _block(logits, (own - rows.start, own + offset - columns.start))
@@ -314,7 +315,7 @@ def sigmoid_loss(
 
 
 def _blocks(queries: int, keys: int, samples: int, item: int, budget: int | None) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of blocks of pairs."""
+    """Yield the row and column slices of blocks of pairs."""
     bytes_of_logits = BLOCK_BYTES if budget is None else min(BLOCK_BYTES, budget // BUFFERS)
     pairs = max(1, bytes_of_logits // (item * samples))
     height = min(queries, ROWS, pairs)
@@ -329,11 +330,11 @@ def _pairs(queries: Tensor, keys: Tensor, samples: int) -> Iterator[tuple[Tensor
 
 
 def _block(logits: Tensor, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Σ −log p̄ of a block, and its slope with respect to the logits [S, n, k], which are overwritten.
+    """Return Σ −log p̄ of a block and its gradient with respect to the logits [S, n, k], which are overwritten.
 
-    `own` are the rows and the columns of the pairs that belong together.
+    `own` has the rows and columns of the matching pairs.
     """
-    towards = logits.neg_()  # the logit of what is true: that most pairs do not belong together
+    towards = logits.neg_()  # logits of the true answers; most pairs do not match
     towards[:, own[0], own[1]] *= -1
     log_p = F.logsigmoid(towards)
     slopes = towards.neg_().sigmoid_()
@@ -342,6 +343,6 @@ def _block(logits: Tensor, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     else:
         log_sum = log_p.logsumexp(0)
         loss = log_sum.numel() * math.log(len(logits)) - log_sum.sum()
-        slopes *= log_p.sub_(log_sum).exp_()  # how much each sample counts in the mean
+        slopes *= log_p.sub_(log_sum).exp_()  # weight of each sample in the mean
     slopes[:, own[0], own[1]] *= -1
     return loss, slopes

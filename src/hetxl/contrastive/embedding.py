@@ -14,32 +14,32 @@ from hetxl.functional.contrastive import noise_scale
 from hetxl.nn.covariance import CovarianceOptions, FullCovariance, LowRankCovariance, build_covariance
 
 NOISE_INIT = 0.1
-"""Length of the noise at the start, as a share of the length of a normalised embedding."""
+"""Initial length of the noise, as a share of the length of a normalised embedding."""
 
 GROUP = 256
-"""Examples in a row that share the coefficients of a draw."""
+"""Number of consecutive examples that share the coefficients of a sample."""
 
 LEAST_GROUPS = 16
-"""Groups of a batch, at least: the length of the noise is shared as well, and a step must see several."""
+"""Minimum number of groups in a batch: a group shares the length of its noise, and a step needs several lengths."""
 
 BLOCK = 1024
-"""Examples whose covariances exist at a time where they are only passed through."""
+"""Block size of the examples whose covariances are computed and discarded."""
 
 
 class NoisyEmbedding(nn.Module):
-    """A Gaussian around every embedding, its covariance a function of the embedding.
+    """A Gaussian around every embedding, with a covariance that depends on the embedding.
 
     Args:
         in_features: D
         covariance: "low_rank" as in the paper, "efficient", "diagonal" or "full".
         rank: R; 15 in the paper.
         residual: "rank1" or "diagonal".
-        noise_init: length of the noise at the start, about, as a share of the embedding's: the factors and the residual
-            give as much each. Parameters are drawn for embeddings of length 1.
-        sampler: a name of `hetxl.functional.SAMPLERS`; only draws of "iid" are shared in groups.
-        group: how many examples in a row share the coefficients of a draw, each with a random sign of its own; 1 for
-            independent draws. Every example's noise has the same distribution either way, and that of two examples
-            stays uncorrelated; the draws of `low_rank` then cost a tenth. Batches always have at least 16 groups.
+        noise_init: approximate initial length of the noise, as a share of the embedding's length; the factors and the
+            residual contribute equally. The initialisation assumes embeddings of length 1.
+        sampler: a name of `hetxl.functional.SAMPLERS`; only samples of "iid" are shared in groups.
+        group: number of consecutive examples that share the coefficients of a sample, each with its own random sign; 1
+            for independent samples. The distribution of an example's noise does not change and two examples stay
+            uncorrelated, but sampling `low_rank` noise costs a tenth. Batches have at least 16 groups.
     """
 
     @renamed(features="in_features")
@@ -74,28 +74,30 @@ class NoisyEmbedding(nn.Module):
 
     @property
     def size(self) -> int:
-        """Q, the standard normals that one draw takes."""
+        """Return Q, the number of standard normals of one sample."""
         return self.covariance.size
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         self.covariance.reset_parameters()
         self._fit_to_unit_length()
 
     @torch.no_grad()
     def _fit_to_unit_length(self) -> None:
-        # A covariance starts for features of unit variance; those of a vector of length 1 have a variance of 1 / D.
+        # The covariance's initialisation assumes unit variance; vectors of length 1 have variance 1 / D.
         for module in self.covariance.modules():
             if isinstance(module, nn.Linear):
                 module.weight.mul_(math.sqrt(self.in_features))
 
     def forward(self, embeddings: Tensor) -> GaussianNoise:
-        """Return the noise for embeddings [B, D], as they are when noise is added to them: a Gaussian over [B, D]."""
+        """Return the noise for embeddings [B, D], normalised if noise is added after normalisation."""
         return self.covariance(embeddings.to(next(self.parameters()).dtype))
 
     def draw(self, noise: GaussianNoise | int, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return standard normals, [B, S, Q], for a noise over B embeddings or for B itself."""
-        batch = noise if isinstance(noise, int) else len(list(noise.parts().values())[-1])  # J comes first, without B
+        """Draw standard normals, [B, S, Q], for noise over B embeddings, or for the number B."""
+        batch = (
+            noise if isinstance(noise, int) else len(list(noise.parts().values())[-1])
+        )  # the last part has a batch dimension; J, the first, has none
         parameter = next(self.parameters())
         options = {"generator": generator, "device": parameter.device, "dtype": parameter.dtype}
         z = self.covariance.draw(self.sampler, samples, (batch,), **options)
@@ -109,19 +111,19 @@ class NoisyEmbedding(nn.Module):
         return torch.cat((z[firsts, :, :rank] * signs, z[..., rank:]), dim=-1)
 
     def group_of(self, batch: int, samples: int) -> int:
-        """Return how many examples in a row share the coefficients of their draw up to a sign, in one batch.
+        """Return the number of consecutive examples of a batch that share coefficients up to a sign.
 
-        1 where independent draws cost no more, or where there would be few groups.
+        1 if independent samples cost no more, or if there would be too few groups.
         """
         group, rank = min(self.group, batch // LEAST_GROUPS), self.covariance.rank
         shares = group > 1 and self.sampler == "iid" and isinstance(self.covariance, LowRankCovariance)
-        # A group costs R matrices to mix, and then each of its examples a product or two for each sample.
+        # A group mixes R matrices once; each of its examples then costs one or two products per sample.
         return group if shares and samples * (rank / group + 2) <= rank else 1
 
     def add_to(
         self, embeddings: Tensor, z: Tensor, group: int = 1, *, unit: bool = False, overwrite: bool = False
     ) -> Tensor:
-        """Return embeddings with draws of their noise, [B, S, D], without the covariances of the whole batch.
+        """Return embeddings with samples of their noise, [B, S, D], without storing the covariances of the whole batch.
 
             embeddings = F.normalize(embeddings, dim=-1)        # unit
             embeddings.unsqueeze(1) + self(embeddings).draw(z)
@@ -129,8 +131,9 @@ class NoisyEmbedding(nn.Module):
         Args:
             embeddings: [B, D]
             z: [B, S, Q] or [S, Q] standard normals.
-            group: `group_of` the normals, if they are known to be shared; any others go with 1.
-            unit: as of `add_noise`, and so is overwrite.
+            group: `group_of` shared normals; 1 for independent normals.
+            unit: see `add_noise`.
+            overwrite: see `add_noise`.
         """
         covariance, dtype = self.covariance, next(self.parameters()).dtype
         x, z = embeddings.to(dtype), z.to(dtype)
@@ -153,10 +156,9 @@ class NoisyEmbedding(nn.Module):
         )
 
     def scale_of(self, embeddings: Tensor) -> Tensor:
-        """Return how noisy each embedding is said to be, [B]: the root mean square over D of the standard deviations.
+        """Return the predicted noise of each embedding [B, D], [B]: the root mean square of its standard deviations.
 
-        It sees this embedding alone, [B, D] as it is when noise is added to it, and cannot tell which of two good ones
-        do not belong together.
+        It depends on this embedding only, so it cannot detect that an image and a text do not match.
         """
         return torch.cat([noise_scale(self(part)) for part in embeddings.split(BLOCK)])
 

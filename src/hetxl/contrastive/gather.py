@@ -1,7 +1,7 @@
-"""Batches that are spread over processes: who has how many pairs, and rows gathered with their gradients.
+"""Batches that are spread over processes: the number of pairs of each process, and gathering rows with gradients.
 
-Gradients are made for what DDP does next, the mean over the processes: after it they are those of one process with the
-whole batch.
+DDP averages gradients over the processes. The gradients here are scaled so that the average equals the gradient of one
+process with the whole batch.
 """
 
 from typing import Any
@@ -13,32 +13,32 @@ from torch.autograd.function import once_differentiable
 
 
 class Peers:
-    """The processes that share a batch of pairs, which all call the same methods in the same order.
+    """The processes that share a batch of pairs. All must call the same methods in the same order.
 
     Args:
-        group: a torch.distributed process group; None for all processes, looked up when they are needed, so that a loss
-            can be built first.
+        group: a torch.distributed process group; None for all processes, looked up on first use, so that a loss can be
+            created before the process group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         self.group = group
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Peers":
-        # A copied module, such as a moving average, talks through the same connections.
+        # A copied module, such as a moving average, uses the same connections.
         return Peers(self.group)
 
     @property
     def size(self) -> int:
-        """Return how many processes."""
+        """Return the number of processes."""
         return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
 
     @property
     def rank(self) -> int:
-        """Return which of them this is."""
+        """Return the rank of this process."""
         return dist.get_rank(self.group) if self.size > 1 else 0
 
     def share_of(self, count: int, device: torch.device) -> "Share":
-        """Return what every process has of a batch, this one having `count` pairs."""
+        """Return the division of a batch, of which this process has `count` pairs."""
         if self.size == 1:
             return Share(self, [count])
         own = torch.tensor([count], device=device)
@@ -47,7 +47,7 @@ class Peers:
         return Share(self, [int(value) for value in counts])
 
     def pass_on(self, values: Tensor) -> Tensor:
-        """Give contiguous values to the next process and take those of the one before, of the same shape."""
+        """Send contiguous values to the next process and return those of the previous one, of the same shape."""
         received = torch.empty_like(values)
         after, before = ((self.rank + step) % self.size for step in (1, -1))
         if self.group is not None:
@@ -62,16 +62,16 @@ class Peers:
 
 
 class Alone(Peers):
-    """One process by itself, whatever others there are."""
+    """A single process, independent of any others."""
 
     @property
     def size(self) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
 
 class Share:
-    """A batch over processes, each with its number of pairs, and which part of it this one has."""
+    """The division of a batch over processes, and the part of this process."""
 
     def __init__(self, peers: Peers, sizes: list[int]):
         self.peers, self.sizes = peers, sizes
@@ -81,11 +81,11 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """Return the factor from a sum over this process's queries to its part of the loss, the mean of all parts."""
+        """Return the factor that converts a sum over this process's queries to its part of the mean loss."""
         return self.peers.size / self.total
 
     def padded(self, values: Tensor) -> Tensor:
-        """Return rows [n, ...] filled up to as many as the process with most of them has: messages have one size."""
+        """Pad rows [n, ...] to the largest number of rows of any process, since messages must have equal sizes."""
         missing = max(self.sizes) - len(values)
         if not missing:
             return values.contiguous()
@@ -94,8 +94,8 @@ class Share:
     def gather(self, values: Tensor, *, same_loss: bool) -> Tensor:
         """Return rows of all processes, [n, ...] → [B, ...], with gradients.
 
-        With `same_loss` every process then computes the same loss from them, and so knows the whole gradient of its
-        rows. Otherwise the processes' gradients are summed.
+        With `same_loss`, every process computes the same loss from them and therefore has the whole gradient of its
+        rows. Otherwise the gradients are summed over the processes.
         """
         return values if self.peers.size == 1 else _Gather.apply(self, same_loss, values)
 
@@ -118,7 +118,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         share: Share = ctx.share
         if ctx.same_loss:
-            # The others do not add theirs to it, and DDP will divide by their number.
+            # Gradients are not summed here, and DDP will divide by the number of processes.
             return None, None, gradients[0][share.own] * share.peers.size
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=share.peers.group)

@@ -1,4 +1,4 @@
-"""The contrastive loss of a batch of pairs, with its learned scale: pairs of embeddings in, one number out."""
+"""The contrastive loss of a batch of pairs of embeddings, with a learned scale."""
 
 import functools
 import inspect
@@ -23,21 +23,21 @@ NoiseSide = Literal["both", "image", "text", "none"]
 SIDES: tuple[NoiseSide, ...] = get_args(NoiseSide)
 
 Normals = tuple[Tensor | None, Tensor | None]
-"""Standard normals of images and of texts, [B, S, Q] or [S, Q] each; None to draw them."""
+"""Standard normals for images and for texts, [B, S, Q] or [S, Q] each; None to draw them."""
 
 SCALE_WITH_NOISE = 3.0
 SCALE_WITHOUT_NOISE = 10.0
-"""Starts of the learned scale, as in the paper's experiments."""
+"""Initial values of the learned scale, as in the paper's experiments."""
 
 
 class LogitScale(nn.Module):
     """exp(t) with t learned, at most `maximum`.
 
-    The bound is part of the forward pass, so a training loop needs no call for it. At the bound a gradient that would
-    carry t further up is dropped and one that brings it back is kept: t neither runs away nor gets stuck.
+    The forward pass applies the bound, so training loops need no extra call. At the bound, gradients that would
+    increase t are dropped and others are kept, so t neither runs away nor gets stuck.
 
     Args:
-        init: exp(t) at the start.
+        init: initial value of exp(t).
         maximum: the largest scale; 100 in CLIP.
         **factory: device and dtype of t.
     """
@@ -58,34 +58,34 @@ class LogitScale(nn.Module):
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Put t back between 0 and log(maximum), as CLIP's training loops do after every step."""
+        """Clamp t to 0 … log(maximum), as CLIP's training loops do after every step."""
         self.raw.clamp_(0, math.log(self.maximum))
 
     def extra_repr(self) -> str:
-        """Return the start and the bound, as shown when the module is printed."""
+        """Return the initial value and the bound, shown when the module is printed."""
         return f"init={self.init:g}, maximum={self.maximum:g}"
 
 
 class PairLoss(nn.Module):
-    """A contrastive loss without a scale of its own: `ContrastiveLoss` has one, and a model of open_clip as well.
+    """A contrastive loss without a learned scale, which `ContrastiveLoss` and open_clip models add.
 
     Args:
         in_features: D
         link: "softmax" (CLIP, LiT) or "sigmoid" (SigLIP).
-        noise: which towers have noise, on their queries (softmax): "both", "image", "text" or "none". With "none" this
-            is exactly the loss of CLIP or SigLIP. In calls, `noise` is the standard normals themselves, as of heads.
-        num_samples: S; one in the paper's training.
+        noise: towers with noise on their queries (softmax): "both", "image", "text" or "none", which is exactly the
+            loss of CLIP or SigLIP. In calls, `noise` are the standard normals, as in heads.
+        num_samples: S; 1 in the paper's training.
         noise_group: `group` of `NoisyEmbedding`.
-        normalize: embeddings to length 1 "before" the noise is added (the paper's choice), "after" it, "both" or
+        normalize: scale embeddings to length 1 "before" the noise is added (as in the paper), "after", "both" or
             "none". Keys are normalised unless it is "none".
-        gather: True for the keys of all processes, False for this one's alone, "ring" for one process's after the other
-            (sigmoid), which never holds more of them.
-        group: the process group that shares a batch; None for all processes.
-        local_loss: True for this process's queries against all keys; False for all queries on every process, which
-            costs as many times as much and saves the sum of gradients.
-        chunk: how many keys at a time (sigmoid); None for all that are there.
-        memory_budget: bytes of the engine's working memory; None for its default.
-        **noise_options: of `NoisyEmbedding`: covariance, rank, residual, noise_init, sampler, device and dtype.
+        gather: True uses the keys of all processes, False only this process's, "ring" one process's keys after the
+            other (sigmoid), which needs the memory of one process's keys.
+        group: process group that shares a batch; None for all processes.
+        local_loss: True computes this process's queries against all keys; False computes all queries on every process,
+            which multiplies the cost by the number of processes and saves summing gradients.
+        chunk: number of keys per part (sigmoid); None for all present keys.
+        memory_budget: bytes of working memory of the engine; None for the default.
+        **noise_options: covariance, rank, residual, noise_init, sampler, device and dtype of `NoisyEmbedding`.
     """
 
     @renamed(features="in_features", samples="num_samples")
@@ -125,23 +125,24 @@ class PairLoss(nn.Module):
                 if is_set:
                     raise ValueError(f'{name} is for link="sigmoid", found link="softmax"; see memory_budget')
         elif self.ring and not local_loss:
-            raise ValueError('local_loss=False cannot go with gather="ring": the keys of others come one at a time')
+            raise ValueError('local_loss=False cannot be combined with gather="ring", which never has all keys at once')
 
         options = {"group": noise_group, **noise_options}
-        inspect.signature(NoisyEmbedding).bind(in_features, **options)  # an unknown option raises without noise as well
+        inspect.signature(NoisyEmbedding).bind(in_features, **options)  # unknown options raise also without noise
         self.image_noise = NoisyEmbedding(in_features, **options) if noise in ("both", "image") else None
         self.text_noise = NoisyEmbedding(in_features, **options) if noise in ("both", "text") else None
 
     def embed_image(self, image: Tensor) -> Tensor:
-        """Return image embeddings [B, D] as compared at test time: without noise, of length 1 unless left as is."""
+        """Return image embeddings [B, D] for comparison at test time: without noise, of length 1 unless `normalize` is
+        "none"."""
         return contrastive_keys(image, self.normalize)
 
     def embed_text(self, text: Tensor) -> Tensor:
-        """Return text embeddings [B, D] as they are compared at test time."""
+        """Return text embeddings [B, D] for comparison at test time."""
         return contrastive_keys(text, self.normalize)
 
     def noise_of_image(self, image: Tensor) -> GaussianNoise:
-        """Return the Gaussian around image embeddings [B, D], which are as the tower gives them."""
+        """Return the Gaussian around image embeddings [B, D], the tower's outputs."""
         if self.image_noise is None:
             raise ValueError(f'noise={self.noise!r} has no noise on the image side; build the loss with noise="both"')
         return self.image_noise(noise_base(image, self.normalize))
@@ -157,8 +158,8 @@ class PairLoss(nn.Module):
         noise: Normals | None = None,
         num_samples: int | None = None,
     ) -> Tensor:
-        """Return the loss at a scale, and for the sigmoid link a bias, of the logits: scalars. All else is as of
-        `ContrastiveLoss.forward`."""
+        """Return the loss for a given scale, and for the sigmoid link a bias, of the logits, both scalars. The other
+        arguments are those of `ContrastiveLoss.forward`."""
         for name, value in (("image", image), ("text", text)):
             if value.dim() != 2 or value.shape[1] != self.in_features:
                 raise ValueError(f"{name} must have shape [B, {self.in_features}], found {list(value.shape)}")
@@ -181,17 +182,17 @@ class PairLoss(nn.Module):
             directions = 2
         else:
             queries, keys = _alike(images(), texts())
-            if self.noise == "text":  # the side that has draws asks: the engine mixes those of queries
+            if self.noise == "text":  # the side with noise is the query side, because the engine samples queries
                 queries, keys = keys, queries
             total = self._direction(queries, _samples(keys), share, options)
         if samples == 0 and torch.is_grad_enabled():
             total = touched(total, *self.parameters())
-        if not self.local_loss:  # every process has the whole sum
+        if not self.local_loss:  # every process computes the whole sum
             return total / (directions * share.total)
         return share.mean_value(total * (share.weight / directions))
 
     def _direction(self, queries: Queries | Tensor, keys: Tensor, share: Share, options: dict[str, Any]) -> Tensor:
-        """Σ over the queries of the losses of one direction."""
+        """Return the loss of one direction, summed over the queries."""
         if self.ring:
             return loss_in_parts(_samples(queries), keys, chunk=self.chunk, ring=share, **options)
         keys = share.gather(keys, same_loss=not self.local_loss)
@@ -214,7 +215,7 @@ class PairLoss(nn.Module):
         generator: torch.Generator | None,
         share: Share,
     ) -> Queries | Tensor:
-        """Return draws [n, S, D], or what they are drawn from; `keys` of the same embeddings if they exist already."""
+        """Return samples [n, S, D] or their distribution; `keys` are the keys of the same embeddings, if computed."""
         module = self.image_noise if side == "image" else self.text_noise
         if module is None or (samples == 0 and z is None):
             if z is not None:
@@ -230,44 +231,46 @@ class PairLoss(nn.Module):
         elif generator is None or share.peers.size == 1:
             z, shared = module.draw(batch, samples, generator), module.group_of(batch, samples)
         else:
-            # Every process has the same generator: the draws are those of one process with the whole batch.
+            # The generator is equal on all processes, so the samples are those of one process with the whole batch.
             z, shared = module.draw(share.total, samples, generator)[share.own], module.group_of(share.total, samples)
             shared = 1 if share.offset % shared else shared
         unit, base = self.normalize in ("before", "both"), to_accumulation_dtype(embeddings)
-        if unit and keys is not None:  # which are what noise is added to: it must not cost a second tensor
+        if (
+            unit and keys is not None
+        ):  # reuse the normalised keys, which the noise is added to, instead of a second tensor
             unit, base = False, keys
         if z.shape[-2] > module.size and self.normalize in ("before", "none"):
-            # More samples than rows of the basis: the engine lifts the basis once instead of every sample.
+            # With more samples than basis rows, the engine lifts the basis once instead of every sample.
             base = F.normalize(base, dim=-1) if unit else base
             return Queries(base, module(base), z.to(base.dtype))
-        # Nothing but the loss has the draws, so nothing else their gradient.
+        # Only the loss uses the samples, so their gradient may be overwritten.
         drawn = module.add_to(base, z, shared, unit=unit, overwrite=True).to(base.dtype)
         return F.normalize(drawn, dim=-1) if self.normalize in ("after", "both") else drawn
 
     def extra_repr(self) -> str:
-        """Return the options, as shown when the module is printed."""
+        """Return the options shown when the module is printed."""
         return f"link={self.link!r}, noise={self.noise!r}, num_samples={self.num_samples}, normalize={self.normalize!r}"
 
 
 class ContrastiveLoss(PairLoss):
     """The contrastive loss of a batch of pairs.
 
-        logits = scale · (q_n + ε_n)ᵀ k_i              ε_n ~ N(0, Σ(q_n)), on the query side alone
+        logits = scale · (q_n + ε_n)ᵀ k_i              ε_n ~ N(0, Σ(q_n)), only on the query side
         loss   = 1/2B Σ_n (−log p̄(text n | image n) − log p̄(image n | text n)),     p̄ the mean over S draws
 
     The sigmoid loss has no directions: noise is on both embeddings of a pair.
 
         loss   = 1/B Σ_n Σ_i −log p̄(pair or not | image n, text i)
 
-    Over several processes it is the loss of their batches together, the same number on each, and its gradients are
-    right after the mean that DDP takes. Batches may differ in size.
+    With several processes it is the loss of their joint batch, equal on each process, and its gradients are correct
+    after DDP's mean. Batch sizes may differ between processes.
 
     Args:
         in_features: D
-        scale_init: of the learned scale; None for the paper's 3 with noise and 10 without.
-        bias_init: of the learned bias of the logits (sigmoid).
-        max_scale: bound of the learned scale.
-        **options: of `PairLoss`: link, noise, covariance, rank, samples, normalize, gather, …
+        scale_init: initial value of the learned scale; None for the paper's 3 with noise and 10 without.
+        bias_init: initial value of the learned bias of the logits (sigmoid).
+        max_scale: upper bound of the learned scale.
+        **options: options of `PairLoss`: link, noise, covariance, rank, num_samples, normalize, gather, …
     """
 
     @renamed(features="in_features", samples="num_samples")
@@ -302,20 +305,20 @@ class ContrastiveLoss(PairLoss):
         """Return the loss, a scalar.
 
         Args:
-            image: [B, D], as the tower gives them.
-            text: [B, D]; row n belongs to row n of the images.
-            generator: where the noise comes from. Over several processes it must be in the same state on all of them:
-                each takes its rows of the whole batch's draws. Without one, torch's default generator of each process
-                draws for its own rows; seed them differently.
-            noise: the standard normals themselves, for images and for texts, [B, S, Q] or [S, Q] each.
-            num_samples: S of this call; 0 for the loss without noise.
+            image: [B, D], outputs of the image tower.
+            text: [B, D], outputs of the text tower; row n belongs to row n of the images.
+            generator: source of the noise. With several processes it must have the same state on all of them, and each
+                process uses its rows of the whole batch's noise. None uses torch's default generator of each process,
+                which must be seeded differently.
+            noise: the standard normals for images and for texts, [B, S, Q] or [S, Q] each.
+            num_samples: S for this call; 0 for the loss without noise.
         """
         bias = None if self.bias is None else self.bias.reshape(())
         return self.loss_at(image, text, self.scale(), bias, generator=generator, noise=noise, num_samples=num_samples)
 
 
 class _BoundedExp(torch.autograd.Function):
-    """exp(min(t, top)), whose gradient at the bound leads back only."""
+    """exp(min(t, top)), whose gradient at the bound can only decrease t."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, top: float) -> Tensor:
@@ -328,7 +331,7 @@ class _BoundedExp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         raw, value = ctx.saved_tensors
         slope = gradients[0] * value
-        # A positive gradient makes a step down.
+        # A positive gradient decreases t.
         return torch.where((raw >= ctx.top) & (slope < 0), 0.0, slope), None
 
 
@@ -337,13 +340,13 @@ def _samples(queries: Queries | Tensor) -> Tensor:
 
 
 def _alike(images: Queries | Tensor, texts: Queries | Tensor) -> tuple[Queries | Tensor, Queries | Tensor]:
-    """Return both sides of pairs, whose draws come together: as many of the one as of the other, or one for all."""
+    """Return both sides of pairs with equal numbers of samples, or one sample for a side without noise."""
     counts = [side.count if isinstance(side, Queries) else side.shape[1] for side in (images, texts)]
     if 1 in counts:
         return images, texts
     if counts[0] != counts[1]:
         raise ValueError(
             f"noise must have as many samples for images as for texts under the sigmoid link, found {counts[0]} and "
-            f"{counts[1]}; give num_samples={counts[0]} where one side is drawn"
+            f"{counts[1]}; pass num_samples={counts[0]} to draw the other side"
         )
     return _samples(images), _samples(texts)

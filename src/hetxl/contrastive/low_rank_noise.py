@@ -1,9 +1,9 @@
-"""Embeddings with noise whose factors are linear in them, V(x) = A x + b, without the factors of a whole batch.
+"""Noise for embeddings with factors that are linear in them, V(x) = A x + b, without storing the factors of a batch.
 
-A draw is linear in V once its normals z are known, so neither pass needs V for more than a block of examples: the
-gradient of A is a sum of z gᵀ xᵀ. With D = 512 and R = 15 the factors of 8,192 examples would take 250 MB, and making
-them as long as one direction of the loss. The time goes as well where examples share coefficients: a group with the
-same z has one matrix Σ_r z_r A_r, and each of its examples costs a product with that alone.
+A sample is linear in V for given normals z, so both passes need V only for a block of examples: the gradient of A is a
+sum of z gᵀ xᵀ. With D = 512 and R = 15 the factors of 8,192 examples would take 250 MB, and computing them would take
+as long as one direction of the loss. Sharing coefficients also saves time: a group with the same z has one matrix
+Σ_r z_r A_r, and each of its examples costs only a product with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from hetxl.functional._torch import slices, without_autocast
 from hetxl.functional.noise import residual_scale
 
 BLOCK = 256
-"""Examples whose factors exist at a time."""
+"""Number of examples whose factors are in memory."""
 
 LEAST_LENGTH = 1e-12
-"""Of an embedding, as for F.normalize: a shorter one is divided by this."""
+"""Smallest length of an embedding that F.normalize divides by."""
 
 GROUPS = 8
-"""Groups whose matrices exist at a time."""
+"""Number of groups whose matrices are in memory."""
 
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of gradients of x, weight and bias; None where not needed."""
+"""Sums of the gradients of x, weight and bias; None if not needed."""
 
 
 def add_noise(
@@ -45,20 +45,20 @@ def add_noise(
     unit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
-    """Return embeddings with S draws of their noise, [B, S, D].
+    """Return embeddings with S samples of their noise, [B, S, D].
 
         embeddings = F.normalize(embeddings, dim=-1)                                     # unit
-        factors = F.linear(embeddings, weight, bias).unflatten(-1, (D, R)).mT            # rows: (R, D), as it is
+        factors = F.linear(embeddings, weight, bias).unflatten(-1, (D, R)).mT            # if rows: unflatten to (R, D)
         residual = residual_scale(F.linear(embeddings, residual_weight, residual_bias))
         return embeddings[:, None] + z[..., :R] @ factors + z[..., R:] * residual[:, None]
 
     Args:
         rows: whether the factors are laid out as [R, D] rather than [D, R].
-        group: how many examples in a row are known to have the same z[..., :R] but for the sign.
-        unit: whether embeddings are brought to length 1 first. They are so a block at a time in either pass, and the
-            room that is not taken by a second set of them keeps what the backward pass would compute again.
-        overwrite: whether the gradient of the result may be overwritten, as it may where nothing else has it: one
-            tensor of the size of the embeddings less (S = 1).
+        group: number of consecutive examples that have the same z[..., :R] up to the sign.
+        unit: scale embeddings to length 1 first. Both passes do this block by block instead of storing a copy, and use
+            the saved memory for values that the backward pass would recompute.
+        overwrite: whether the gradient of the result may be overwritten because nothing else uses it. This saves a
+            tensor of the size of the embeddings (S = 1).
     """
     form = _Form(rank, rows, group, unit, overwrite)
     return _AddNoise.apply(form, embeddings, weight, bias, residual_weight, residual_bias, z)
@@ -73,7 +73,7 @@ class _Form:
     overwrite: bool
 
     def parts(self, batch: int) -> Iterator[tuple[slice, bool]]:
-        """Examples to go through together, and whether they are whole groups."""
+        """Yield slices of examples that are processed together, and whether they are whole groups."""
         whole = self.grouped(batch)
         for part in slices(whole, GROUPS * self.group):
             yield part, True
@@ -81,33 +81,33 @@ class _Form:
             yield part, False
 
     def grouped(self, batch: int) -> int:
-        """Return how many examples, from the first on, are in whole groups."""
+        """Return the number of leading examples that are in whole groups."""
         return batch // self.group * self.group if self.group > 1 else 0
 
     def buffer(self, x: Tensor) -> Tensor:
-        """Room for the matrices of some groups, for all of them in turn: pages that are new cost more."""
+        """Allocate a buffer for the matrices of some groups, reused because new memory pages are slower."""
         return x.new_empty(GROUPS * x.shape[1] ** 2 if self.grouped(len(x)) else 0)
 
     def shared(self, mixing: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients of the groups [G, S, R] and signs of their examples [G, g, 1], from all coefficients."""
+        """Split coefficients into those of the groups [G, S, R] and the signs of their examples [G, g, 1]."""
         by_group = mixing.unflatten(0, (-1, self.group))  # [G, g, S, R]
         first = by_group[:, 0]
         return first, (by_group * first.unsqueeze(1)).sum((2, 3)).sign().unsqueeze(-1)
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a backward pass raise when its gradients are to be differentiated.
+    """Make a backward pass raise if its gradients are to be differentiated.
 
-    torch's `once_differentiable` does where the incoming gradient is differentiable; that of a loss is the number 1,
-    and a penalty on the gradients of a loss would be silently wrong.
+    torch's `once_differentiable` raises only if the incoming gradient is differentiable. That of a loss is the constant
+    1, so a penalty on the gradients of a loss would be silently wrong.
     """
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Any) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(
-                "the contrastive losses have no gradients of gradients: leave create_graph=True out, or compute the "
-                "loss by hetxl.functional.contrastive"
+                "the contrastive losses have no second derivatives; leave create_graph=True out, or compute the loss "
+                "with hetxl.functional.contrastive"
             )
         return backward(ctx, *gradients)
 
@@ -119,7 +119,7 @@ class _AddNoise(torch.autograd.Function):
     def forward(ctx: Any, form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None, *residual_and_z: Any) -> Tensor:
         residual_weight, residual_bias, z = residual_and_z
         ctx.form = form
-        lengths = None  # what F.normalize divides by, [B, 1]
+        lengths = None  # divisors of F.normalize, [B, 1]
         if form.unit:
             lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=LEAST_LENGTH)
         keeps = form.unit and residual_weight is not None and any(ctx.needs_input_grad)
@@ -154,7 +154,7 @@ class _AddNoise(torch.autograd.Function):
         mixing, own = z[..., : form.rank], z[..., form.rank :]
         of_x: Tensor | None = None
         if ctx.needs_input_grad[1]:
-            # With one sample in place: what is read of it below is read before it is added to.
+            # With one sample in place; its values are read below before they are changed.
             in_place = form.overwrite and gradient.shape[1] == 1
             of_x = gradient.squeeze(1) if in_place else gradient.sum(1)
         like = weight, weight[:, 0], residual_weight, residual_bias
@@ -167,7 +167,7 @@ class _AddNoise(torch.autograd.Function):
                 base, of_base, of_raw = _base(x, lengths, part), None if of_x is None else of_x[part], None
                 if residual_weight is not None:
                     raw = F.linear(base, residual_weight, residual_bias) if raws is None else raws[part].clone()
-                    # The softplus of `residual_scale` has the sigmoid as its derivative.
+                    # The sigmoid is the derivative of the softplus in `residual_scale`.
                     of_raw = raw.sigmoid_().mul_((gradient[part] * own[part]).sum(1))
                 if whole_groups:
                     shared = form.shared(mixing[part])
@@ -181,7 +181,7 @@ class _AddNoise(torch.autograd.Function):
                 if of_raw is not None and residual_weight is not None:
                     _linear_backward(of_raw, base, residual_weight, (of_base, of_residual, of_residual_bias))
                 if of_base is not None and lengths is not None:
-                    # Of F.normalize: what goes along the embedding has no effect, but where it has no length.
+                    # Backward of F.normalize: components along the embedding vanish, unless it is too short.
                     long = lengths[part] > LEAST_LENGTH
                     along = torch.linalg.vecdot(of_base, base).unsqueeze(-1) * long
                     of_base.addcmul_(base, along, value=-1).div_(lengths[part])
@@ -189,12 +189,12 @@ class _AddNoise(torch.autograd.Function):
 
 
 def _base(x: Tensor, lengths: Tensor | None, part: slice) -> Tensor:
-    """Return what the noise is added to, of a part of the batch."""
+    """Return the embeddings of a part of the batch that the noise is added to."""
     return x[part] if lengths is None else x[part] / lengths[part]
 
 
 def _linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums) -> None:
-    """Add the gradients of F.linear(x, weight, bias) to sums of them."""
+    """Add the gradients of F.linear(x, weight, bias) to `sums`."""
     of_x, of_weight, of_bias = sums
     if of_x is not None:
         of_x.addmm_(gradient, weight)
@@ -207,7 +207,7 @@ def _linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums) ->
 def _add_shared(
     out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, signs: Tensor, buffer: Tensor
 ) -> None:
-    """Add the draws of groups, z [G, S, R] with signs [G, g, 1], to out [G·g, S, D]."""
+    """Add the samples of groups, z [G, S, R] with signs [G, g, 1], to out [G·g, S, D]."""
     groups, samples, rank = z.shape
     by_group, by_rank = x.unflatten(0, (groups, -1)), weight.unflatten(0, (-1, rank))  # [G, g, D], [D, R, D]
     out = out.unflatten(0, (groups, -1))
@@ -222,7 +222,7 @@ def _add_shared(
 def _shared_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, z: Tensor, signs: Tensor, buffer: Tensor
 ) -> None:
-    """Add the gradients of `_add_shared` to sums of them."""
+    """Add the gradients of `_add_shared` to `sums`."""
     of_x, of_weight, of_bias = sums
     groups, samples, rank = z.shape
     by_group, by_rank = x.unflatten(0, (groups, -1)), weight.unflatten(0, (-1, rank))
@@ -242,6 +242,6 @@ def _shared_backward(
 
 
 def _mixed(z: Tensor, by_rank: Tensor, buffer: Tensor) -> Tensor:
-    """Σ_r z_r A_r of groups z [c, R], as [D, c, D], in a buffer."""
+    """Compute Σ_r z_r A_r of groups z [c, R], as [D, c, D], in a buffer."""
     out = buffer[: len(by_rank) * len(z) * by_rank.shape[2]].view(len(by_rank), len(z), -1)
     return torch.matmul(z, by_rank, out=out)

@@ -1,7 +1,5 @@
-"""Use of embeddings: retrieval of the other half of a pair, scores of single pairs, and zero-shot classification.
-
-A zero-shot classifier's rows are embeddings of the classes' names, put into prompts.
-"""
+"""Retrieval with embeddings, scores of pairs, and zero-shot classification, whose classifier consists of embeddings of
+the class names in prompts."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,22 +26,22 @@ __all__ = [
 ]
 
 SCORES = 2**24
-"""Scores, or logits, that exist at a time."""
+"""Maximum number of scores or logits in memory."""
 
 
 @torch.no_grad()
 def retrieval_recall(
     images: Tensor, texts: Tensor, ks: Sequence[int] = (1, 5, 10), groups: np.ndarray | Tensor | None = None
 ) -> dict[str, float]:
-    """Return how often the right text is among the k nearest of an image, and the right image among those of a text.
+    """Return the share of images with their text among the k nearest texts, and of texts with their image.
 
-    In blocks: the n × n scores never exist at once. A wrong one that is as near as the right one counts as nearer.
+    Scores are computed in blocks, never as an n × n matrix. A wrong match at equal distance counts as nearer.
 
     Args:
         images: [n, D], normalised if the model normalises.
-        texts: [n, D], row i belongs to row i of the images.
-        ks: as in "recall@k".
-        groups: [n], pairs whose texts are equal have the same: any of them is right. None for all different.
+        texts: [n, D]; row i belongs to row i of the images.
+        ks: values of k in "recall@k".
+        groups: [n], equal for pairs with equal texts, which are all correct matches. None if all texts differ.
 
     Returns:
         "image_to_text@1", … and "text_to_image@1", …, from 0 to 1.
@@ -72,13 +70,13 @@ def retrieval_recall(
 def class_retrieval(
     images: Tensor, labels: np.ndarray | Tensor, weights: Tensor, ks: Sequence[int] = (1, 5, 10)
 ) -> dict[str, float]:
-    """Return how often an image's class is among the k nearest, and one of a class's images is.
+    """Return the share of images with their class among the k nearest classes, and of classes with one of their images.
 
-    Classes without images do not count as queries. Other arguments and the result are as of `retrieval_recall`.
+    Classes without images are not queries. Other arguments and the result are those of `retrieval_recall`.
 
     Args:
         images: [n, D], normalised if the model normalises.
-        labels: [n], the class of each.
+        labels: [n], class of each image.
         weights: [K, D], from `zero_shot_weights`.
     """
     of_images = torch.as_tensor(np.asarray(labels)).to(images.device)
@@ -93,8 +91,8 @@ def class_retrieval(
 
 
 def _ranks(queries: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor) -> Tensor:
-    """Return how many wrong keys are as near as the nearest right one or nearer, [n]; right ones are of the same group,
-    [n] of queries and [K] of keys."""
+    """Return the number of wrong keys that are at least as near as the nearest correct key, [n]. Correct keys have the
+    query's group; groups are [n] for queries and [K] for keys."""
     step = max(1, SCORES // len(keys))
     ranks = []
     for start in range(0, len(queries), step):
@@ -107,11 +105,10 @@ def _ranks(queries: Tensor, keys: Tensor, own: Tensor, of_keys: Tensor) -> Tenso
 
 @torch.no_grad()
 def pair_noise(loss: ContrastiveLoss, images: Tensor, texts: Tensor) -> Tensor:
-    """Return how noisy the model finds each pair, [n]: the root of the mean of both sides' variances.
+    """Return the predicted noise of each pair, [n]: the square root of the mean of both sides' variances.
 
-    A score for filtering pairs whose image or text is ambiguous, the highest first; pairs of a good image with
-    a good text of another are found by `pair_distance`. A side without noise is left out. Images and texts are [n, D],
-    as the towers give them.
+    High values mark pairs with an ambiguous image or text. To find pairs that do not match, use `pair_distance`. Sides
+    without noise are ignored. Images and texts are outputs of the towers, [n, D].
     """
     variances = [
         module.scale_of(noise_base(embeddings, loss.normalize)).square()
@@ -125,9 +122,9 @@ def pair_noise(loss: ContrastiveLoss, images: Tensor, texts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pair_distance(loss: ContrastiveLoss, images: Tensor, texts: Tensor) -> Tensor:
-    """Return one minus the similarity of each pair, [n]: the score that a model without noise has.
+    """Return one minus the similarity of each pair, [n], which also works without noise.
 
-    Images and texts are [n, D], as the towers give them.
+    Images and texts are outputs of the towers, [n, D].
     """
     return 1 - (loss.embed_image(images) * loss.embed_text(texts)).sum(-1)
 
@@ -139,14 +136,14 @@ def zero_shot_weights(
     templates: Sequence[str] = ("{}",),
     block: int = 1024,
 ) -> Tensor:
-    """Return the classifier of some classes, [K, D]: for each the mean of its prompts' embeddings.
+    """Return a zero-shot classifier, [K, D]: for each class the mean embedding of its prompts.
 
         normalize(mean over templates of normalize(encode_text(template with the name)))
 
     Args:
-        encode_text: gives the embeddings [n, D] of n texts, of any length.
-        templates: prompts with {} where the name goes.
-        block: texts encoded at a time.
+        encode_text: function from n texts to embeddings [n, D], of any length.
+        templates: prompts with {} in place of the name.
+        block: number of texts encoded together.
     """
     if not class_names or not templates:
         raise ValueError(f"class_names and templates must not be empty, found {len(class_names)} and {len(templates)}")
@@ -172,15 +169,15 @@ def zero_shot_log_probs(
     num_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return log-probabilities of the classes, [n, K]; under the sigmoid link those of each class by itself.
+    """Return log-probabilities of the classes, [n, K]; for the sigmoid link those of independent classes.
 
         num_samples = 0:  log_softmax(scale · embed_image(images) @ weights.T)
         num_samples = S:  log of the mean over S draws of softmax(scale · (embedding + noise) @ weights.T)
 
     Args:
-        images: [n, D], as the image tower gives them.
+        images: [n, D], outputs of the image tower.
         weights: [K, D], from `zero_shot_weights`.
-        num_samples: S; 0 for the representations without noise, as in the paper.
+        num_samples: S; 0 uses embeddings without noise, as in the paper.
     """
     integer_at_least("num_samples", num_samples, 0)
     if num_samples and loss.image_noise is None:
@@ -197,7 +194,7 @@ def log_prob_blocks(
     num_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """`zero_shot_log_probs` block by block of the images, so that [n, K] need not exist."""
+    """Yield `zero_shot_log_probs` of blocks of images, without storing [n, K]."""
     if weights.dim() != 2 or images.dim() != 2 or images.shape[1] != weights.shape[1]:
         raise ValueError(
             f"images must be [n, D] and weights [K, D], found {list(images.shape)} and {list(weights.shape)}"

@@ -176,7 +176,7 @@ def test_loss_of_one_pair_is_zero():
         ({"chunk": 4}, 'chunk=4 is for link="sigmoid"'),
         ({"gather": "ring"}, 'gather="ring" is for link="sigmoid"'),
         ({"gather": "all"}, "gather must be True, False or"),
-        ({"link": "sigmoid", "gather": "ring", "local_loss": False}, "local_loss=False cannot go with"),
+        ({"link": "sigmoid", "gather": "ring", "local_loss": False}, "local_loss=False cannot be combined with"),
         ({"memory_budget": 0}, "memory_budget must be at least 1"),
     ],
 )
