@@ -119,7 +119,7 @@ class PairLoss(nn.Module):
         self.ring, self.local_loss = gather == "ring", local_loss
         self.peers = Peers(group) if gather else Alone()
         if not isinstance(gather, bool) and gather != "ring":
-            raise ValueError(f'gather must be True, False or "ring", found {gather!r}; a process group is group=')
+            raise ValueError(f'gather must be True, False or "ring", found {gather!r}; pass a process group as group=')
         if link == "softmax":
             for name, is_set in (('gather="ring"', self.ring), (f"chunk={chunk}", chunk is not None)):
                 if is_set:

@@ -1,19 +1,19 @@
-"""Audit labels: which of them are probably wrong, judged by predictions of models that were not trained on them.
+"""Audit labels: find those that are probably wrong, using predictions of models that were not trained on them.
 
-A probability is the mean of the model's and, where features are given, of the frequency of the class among the labels
-of the nearest rows (`hetxl.metrics.neighbours`). The two err differently: together they found more wrong labels than
-either did in 12 settings of 12 (lab/docs/experiments.md).
+A probability is the mean of the model's probability and, if there are features, the frequency of the class among the
+labels of the nearest rows (`hetxl.metrics.neighbours`). Their errors differ: together they found more wrong labels
+than either alone in all of 12 settings (lab/docs/experiments.md).
 
 A label is compared with the most probable other class. The score is the difference of two tempered probabilities,
 
     score = p(suggestion)^POWER − p(label)^POWER
 
-which lies between the two scores in common use: power 1 is the margin, better where labels are mistaken for similar
-classes, and power → 0 the log-ratio, which ranks as the label's own probability does, better where wrong labels are
-random. A power of 1/4 was within 0.004 of the better one's average precision in 12 settings, and above both in three
+which lies between two common scores. Power 1 is the margin, which is better if labels are confused with similar
+classes. Power → 0 is the log-ratio, which ranks like the label's probability and is better if wrong labels are random.
+In 12 settings, the average precision with power 1/4 was within 0.004 of the better one, and above both in three
 (lab/docs/experiments.md).
 
-Nothing of size N × K is kept: an audit has a few numbers for each label.
+An audit stores a few numbers per label, nothing of size N × K.
 """
 
 import math
@@ -37,30 +37,29 @@ from hetxl.registry import LINKS, Link
 
 POWER = 0.25
 MISSING = 5
-"""Classes of an example, at most, that are suggested as missing labels (sigmoid)."""
+"""Maximum number of classes suggested as missing labels of an example (sigmoid)."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Hold the scores of m labels.
+    """The scores of m labels.
 
-    Softmax: one entry for each example. Sigmoid: one for each label of an example, which may be superfluous, and one
-    for each of its most probable other classes, which may be missing.
+    Softmax: one entry per example. Sigmoid: one entry per label of an example, which may be superfluous, and one per
+    most probable other class, which may be missing.
 
     Attributes:
-        rows: [m] int64, which rows of the data they are.
-        label: [m] int64, the label; −1 where one may be missing.
-        suggestion: [m] int64, the class that is more probable, or the most probable other class; −1 where the label may
-            be superfluous.
-        score: [m] in [−1, 1], above 0 where the suggestion is more probable than the label.
-        label_prob: [m], probability of the label, by the model and the nearest rows; for a missing one, that the class
-            does not apply.
+        rows: [m] int64, row of the data.
+        label: [m] int64, the label; −1 if a label may be missing.
+        suggestion: [m] int64, the most probable other class; −1 if the label may be superfluous.
+        score: [m] in [−1, 1], positive if the suggestion is more probable than the label.
+        label_prob: [m], probability of the label from the model and the nearest rows; for a missing label, the
+            probability that the class does not apply.
         suggestion_prob: [m], probability of the suggestion; for a superfluous label, that it does not apply.
-        noise_gain: [m], log p(label) with noise − log p(label) without: how much of the label the noise explains.
-        correlation: [m], of the logits of label and suggestion; near −1 if they are confused with each other. 0 without
-            noise, and for missing or superfluous labels.
-        neighbours: [m], share of the nearest rows that have the suggestion as a label; for a superfluous label, that do
-            not have it. NaN where there were no features to compare.
+        noise_gain: [m], log p(label) with noise − log p(label) without, the part of the label that noise explains.
+        correlation: [m], correlation of the logits of label and suggestion; near −1 if they are confused with each
+            other. 0 without noise, and for missing or superfluous labels.
+        neighbours: [m], share of the nearest rows that have the suggestion as a label; for a superfluous label, share
+            that do not have the label. NaN without features.
     """
 
     rows: np.ndarray = field(metadata={"dtype": np.int64})
@@ -85,10 +84,11 @@ class Audit:
 
     @cached_property
     def is_suspect(self) -> np.ndarray:
-        """Return which labels have an alternative that is more probable, and as probable as where it is the label, [m].
+        """Return a mask [m] of the labels that are probably wrong.
 
-        The suggested class must reach the mean probability of its own labels, the threshold of confident learning:
-        where a model is unsure of a class everywhere, a lower probability of it says little about a label.
+        The suggestion must be more probable than the label, and reach the mean probability of its class on its own
+        labels, the threshold of confident learning, because a class that is uncertain everywhere says little about a
+        label.
         """
         pairs = (self.label >= 0) & (self.suggestion >= 0)
         top = int(max(self.label.max(initial=0), self.suggestion.max(initial=0))) + 1
@@ -98,21 +98,21 @@ class Audit:
 
     @property
     def suspects(self) -> int:
-        """Return the number of suspects."""
+        """Return the number of suspect labels."""
         return int(self.is_suspect.sum())
 
     def take(self, which: np.ndarray) -> "Audit":
-        """Return some labels, by index or by mask [m]."""
+        """Select labels by index or by mask [m]."""
         return Audit(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
 
     def ranked(self, limit: int | None = None) -> "Audit":
-        """Return the labels, most suspicious first; of equals, the lower row."""
+        """Return the labels, most suspicious first; ties are sorted by row."""
         order = np.lexsort((self.rows, -self.score))
         return self.take(order[:limit])
 
     @staticmethod
     def concatenate(parts: Sequence["Audit"]) -> "Audit":
-        """Join the labels of all parts, such as the folds of a cross-fit, in the order of their rows."""
+        """Join the labels of all parts, such as the folds of a cross-fit, sorted by row."""
         if not parts:
             raise ValueError("parts must hold at least one Audit, got none")
         columns = {column.name: [getattr(part, column.name) for part in parts] for column in fields(Audit)}
@@ -120,13 +120,13 @@ class Audit:
         return joined.take(np.argsort(joined.rows, kind="stable"))
 
     def class_errors(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each class its labels and those of them that are suspects, two arrays [K]."""
+        """Return the number of labels and of suspect labels of each class, two arrays [K]."""
         has = self.label >= 0
         labels = np.bincount(self.label[has], minlength=num_classes)
         return labels, np.bincount(self.label[has & self.is_suspect], minlength=num_classes)
 
     def pair_errors(self, k: int = 20) -> list[tuple[int, int, int]]:
-        """Return the k most frequent pairs among the suspects: label, suggestion and count."""
+        """Return the k most frequent pairs among the suspect labels: label, suggestion and count."""
         integer_at_least("k", k, 1)
         suspect = self.is_suspect & (self.label >= 0) & (self.suggestion >= 0)
         pairs, counts = np.unique(np.stack((self.label, self.suggestion))[:, suspect], axis=1, return_counts=True)
@@ -135,7 +135,7 @@ class Audit:
 
 
 class AuditBuilder:
-    """Gather an audit over batches of predictions, with the link of the head."""
+    """Build an audit from batches of predictions, for the link of the head."""
 
     def __init__(self, link: Link | str = "softmax"):
         self.link: Link = one_of("link", link, LINKS)
@@ -145,13 +145,13 @@ class AuditBuilder:
     def add(
         self, prediction: Prediction, targets: Tensor | LabelLists, rows: np.ndarray, frequencies: Tensor | None = None
     ) -> None:
-        """Add a batch that the model was not trained on.
+        """Add a batch of examples that the model was not trained on.
 
         Args:
             prediction: `head.predict(features)` over all classes, [b, K].
-            targets: class ids [b], −100 for examples to leave out; for the sigmoid link also lists of labels.
-            rows: [b] int64, which rows of the data they are.
-            frequencies: [b, K] of `Neighbours.label_frequencies`; None for the model alone.
+            targets: class ids [b], −100 for ignored examples; for the sigmoid link also lists of labels.
+            rows: [b] int64, rows of the data.
+            frequencies: [b, K], from `Neighbours.label_frequencies`; None to use only the model.
         """
         log_probs = prediction.log_probs
         if prediction.indices is not None or log_probs.dim() != 2:
@@ -163,19 +163,19 @@ class AuditBuilder:
         self._parts.append(part(log_probs, labels, np.asarray(rows), frequencies, prediction))
 
     def build(self) -> Audit:
-        """Return the audit of all batches so far, in the order of their rows."""
+        """Return the audit of all batches so far, sorted by row."""
         return Audit.concatenate(self._parts)
 
 
 def audit(labels: Any, probs: Any, features: Any = None) -> Audit:
-    """Audit labels [n] by out-of-sample probabilities [n, K] of any classifier, and by the labels of similar rows.
+    """Audit labels [n] with out-of-sample probabilities [n, K] of any classifier and the labels of similar rows.
 
-    For n × K numbers that do not fit into memory, add batches of predictions to an `AuditBuilder`.
+    If n × K numbers do not fit into memory, add batches of predictions to an `AuditBuilder`.
 
     Args:
-        labels: class ids [n]; −100 leaves a row out.
-        probs: [n, K], each row from a model that was not trained on it, such as by cross-validation.
-        features: [n, D] numbers by which rows are similar, such as embeddings; None for the probabilities alone.
+        labels: class ids [n]; −100 ignores a row.
+        probs: [n, K], each row from a model that was not trained on it, for instance by cross-validation.
+        features: [n, D] numbers that measure similarity of rows, such as embeddings; None to use only probabilities.
     """
     log_probs = torch.as_tensor(np.asarray(probs)).double().log()
     ids = torch.as_tensor(np.asarray(labels))
@@ -196,7 +196,7 @@ def audit(labels: Any, probs: Any, features: Any = None) -> Audit:
 
 
 def _mixed(log_probs: Tensor, frequencies: Tensor | None) -> Tensor:
-    """Return log((p + frequency) / 2), [b, K]; the model's log p without frequencies."""
+    """Return log((p + frequency) / 2), [b, K], or log p without frequencies."""
     if frequencies is None:
         return log_probs
     return torch.logaddexp(log_probs, frequencies.to(log_probs).log()) - math.log(2)
@@ -206,7 +206,7 @@ def _single(
     log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, frequencies: Tensor | None = None,
     prediction: Prediction | None = None,
 ) -> Audit:  # fmt: skip
-    """Audit one label for each example, [b, K]."""
+    """Audit one label per example, [b, K]."""
     counted = (labels.ids != IGNORE_INDEX).numpy()
     ids = labels.ids.clamp(min=0).to(log_probs.device).unsqueeze(1)  # [b, 1]
     mixed = _mixed(log_probs, frequencies)
@@ -224,7 +224,7 @@ def _single(
 def _several(
     log_probs: Tensor, labels: LabelEntries, rows: np.ndarray, frequencies: Tensor | None, prediction: Prediction
 ) -> Audit:
-    """Audit every label of an example and its most probable other classes, [b, K]."""
+    """Audit every label of each example and its most probable other classes, [b, K]."""
     present = labels.values >= 0.5
     examples, classes = labels.examples[present], labels.classes[present]
     at = examples.to(log_probs.device), classes.to(log_probs.device)
@@ -250,7 +250,7 @@ def _scored(
     rows: np.ndarray, label: Tensor, suggestion: Tensor, own: Tensor, other: Tensor,
     gain: Tensor | None = None, tied: Tensor | None = None, near: Tensor | None = None,
 ) -> Audit:  # fmt: skip
-    """Return an audit from the log-probabilities of labels and suggestions [m], and what noise and neighbours say."""
+    """Return an audit from log-probabilities of labels and suggestions [m], and values from noise and neighbours."""
     log_own, log_other, noise_gain, pair = (
         np.zeros(len(rows)) if values is None else values.flatten().double().cpu().numpy()
         for values in (own, other, gain, tied)

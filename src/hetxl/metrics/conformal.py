@@ -1,20 +1,20 @@
-"""Prediction sets with a guarantee: they hold the label of a new example with the probability that was asked for.
+"""Prediction sets with a guarantee: they contain the label of a new example with a chosen probability.
 
-The guarantee (split conformal prediction) needs no assumption about the model, only that the examples it is calibrated
-on and the new ones are exchangeable and that the model has seen neither. A score says how badly a class fits an
-example; a set holds every class whose score is at most a threshold, which is a quantile of the scores of labels.
+The guarantee (split conformal prediction) needs no assumption about the model, only that the calibration examples and
+the new ones are exchangeable and that the model has seen neither. A score measures how badly a class fits an example; a
+set contains every class whose score is at most a threshold, which is a quantile of the labels' scores.
 
-| score | of class y | sets |
+| score | score of class y | sets |
 | --- | --- | --- |
 | "lac" | 1 − p_y | smallest on average; empty for some examples |
-| "aps" | mass of the classes more probable than y, and a random share u of p_y | adapt to the example |
-| "raps" | that of "aps" + penalty · (rank of y − free_ranks)₊ | smaller where many classes have little mass |
+| "aps" | mass of the classes more probable than y, plus a random share u of p_y | adapt to the example |
+| "raps" | score of "aps" + penalty · (rank of y − free_ranks)₊ | smaller if many classes have little mass |
 
 | threshold | coverage holds |
 | --- | --- |
 | "marginal" | over all examples |
 | "class" | for every class with enough examples |
-| "clustered" | for clusters of classes with similar scores: for tens of thousands of classes with few examples each |
+| "clustered" | for clusters of classes with similar scores; suits many classes with few examples each |
 """
 
 import math
@@ -29,21 +29,21 @@ from hetxl._checks import integer_at_least, non_negative_float, one_of
 SCORES = ("lac", "aps", "raps")
 GROUPINGS = ("marginal", "class", "clustered")
 CLUSTERS = 20
-"""Clusters of classes, at most."""
+"""Maximum number of clusters of classes."""
 RISK_STEPS = 20
-"""Thresholds that `risk_threshold` tests: those that answer 5 %, 10 %, … of the examples."""
+"""Number of thresholds that `risk_threshold` tests: those that answer 5 %, 10 %, … of the examples."""
 _QUANTILES = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
-"""Quantiles of its scores that describe a class when classes are clustered."""
+"""Quantiles of a class's scores by which classes are clustered."""
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How well a class fits an example.
+    """The score of a class for an example.
 
     Attributes:
         kind: one of `SCORES`.
-        penalty: of "raps", for each rank beyond `free_ranks`.
-        free_ranks: of "raps".
+        penalty: penalty of "raps" per rank beyond `free_ranks`.
+        free_ranks: number of ranks without penalty in "raps".
     """
 
     kind: str = "raps"
@@ -63,12 +63,12 @@ def class_scores(probs: Tensor, u: Tensor, options: ScoreOptions) -> tuple[Tenso
 
     Args:
         probs: [b, K]
-        u: [b] uniform numbers that break the steps of the cumulative mass: sets then cover exactly.
+        u: [b] uniform numbers that randomise within the steps of the cumulative mass, for exact coverage.
 
     Returns:
-        scores [b, K], which do not fall along a row, and ids [b, K].
+        scores [b, K], which never decrease along a row, and ids [b, K].
     """
-    # ONNX has no operator that promises a stable order; onnxruntime's is.
+    # ONNX guarantees no stable sort; onnxruntime's is stable.
     ordered, ids = probs.double().sort(
         dim=-1, descending=True, **({} if torch.compiler.is_exporting() else {"stable": True})
     )
@@ -88,9 +88,9 @@ def label_scores(probs: Tensor, labels: Tensor, u: Tensor, options: ScoreOptions
 
 
 def threshold(scores: np.ndarray, coverage: float) -> float:
-    """Return the ⌈(n + 1) · coverage⌉-th smallest of n scores: a new one is at most that with probability ≥ coverage.
+    """Return the ⌈(n + 1) · coverage⌉-th smallest of n scores, which bounds a new score with probability ≥ coverage.
 
-    Infinite, so that sets hold all classes, where n is too small for any finite threshold to guarantee it.
+    Infinite if n is too small for a finite threshold with this guarantee; sets then contain all classes.
     """
     rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
     return math.inf if rank > len(scores) else float(np.partition(scores, rank - 1)[rank - 1])
@@ -98,14 +98,14 @@ def threshold(scores: np.ndarray, coverage: float) -> float:
 
 @dataclass(frozen=True)
 class Conformal:
-    """Thresholds that were calibrated for a coverage.
+    """Thresholds calibrated for a coverage.
 
     Attributes:
-        coverage: the share of new examples whose set holds the label, at least.
+        coverage: minimum share of new examples whose set contains the label.
         options: the score.
-        thresholds: [K] float64, that of each class.
+        thresholds: [K] float64, threshold of each class.
         grouping: one of `GROUPINGS`.
-        examples: how many it was calibrated on.
+        examples: number of calibration examples.
     """
 
     coverage: float
@@ -119,7 +119,7 @@ class Conformal:
 
         Args:
             probs: [b, K]
-            u: [b] uniform numbers, from a generator of the caller's. Zeros give larger sets without chance.
+            u: [b] uniform random numbers. Zeros give larger sets without randomness.
         """
         scores, ids = class_scores(probs, u, self.options)
         limits = torch.from_numpy(self.thresholds).to(ids.device)[ids]
@@ -136,16 +136,16 @@ def calibrate(
     grouping: str = "marginal",
     seed: int = 0,
 ) -> Conformal:
-    """Choose thresholds by the scores of labels that the model was not trained on.
+    """Choose thresholds from the scores of labels that the model was not trained on.
 
     Args:
         scores: [n], `label_scores` of the calibration examples.
         labels: [n] class ids.
         coverage: in (0, 1).
-        grouping: "class" takes a threshold of its own for each class that has enough examples, ⌈1 / (1 − coverage)⌉,
-            and the marginal one for others. "clustered" groups the classes that have enough by k-means of their scores'
-            quantiles, on half of the examples, and takes a threshold for each cluster from the other half.
-        seed: of the halves and of k-means.
+        grouping: "class" uses a separate threshold for each class with at least ⌈1 / (1 − coverage)⌉ examples, and the
+            marginal threshold for others. "clustered" clusters these classes by k-means of their scores' quantiles on
+            half of the examples, and computes a threshold per cluster on the other half.
+        seed: seed of the halves and of k-means.
     """
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels)
     one_of("grouping", grouping, GROUPINGS)
@@ -171,7 +171,7 @@ def calibrate(
 def _by_group(
     limits: np.ndarray, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, coverage: float, least: int
 ) -> None:
-    """Set in place the thresholds of classes in groups [K] that have enough examples; group −1 keeps what it has."""
+    """Set the thresholds of classes in groups [K] with enough examples, in place; group −1 does not change."""
     of = groups[labels]
     order = np.argsort(of, kind="stable")
     names, starts = np.unique(of[order], return_index=True)
@@ -183,7 +183,7 @@ def _by_group(
 def _clusters(
     scores: np.ndarray, labels: np.ndarray, num_classes: int, least: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return the cluster of each class [K], −1 for classes with too few examples: k-means of quantiles of scores."""
+    """Return the cluster of each class [K] by k-means of quantiles of scores, −1 for classes with too few examples."""
     clusters = np.full(num_classes, -1)
     order = np.argsort(labels, kind="stable")
     names, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
@@ -209,20 +209,20 @@ def _clusters(
 def risk_threshold(
     confidence: np.ndarray, correct: np.ndarray, risk: float, delta: float = 0.05
 ) -> tuple[float, float]:
-    """Return the lowest confidence from which answers are wrong at most at a stated rate, and the share answered.
+    """Return the lowest confidence at which the error rate of answers is bounded, and the share of answers.
 
     With probability 1 − delta over the calibration examples, the error rate of answers at or above the threshold is at
-    most `risk`. It is the lowest of `RISK_STEPS` thresholds whose Clopper–Pearson bound, at delta / RISK_STEPS each, is
-    at most the risk: all bounds hold together.
+    most `risk`. The threshold is the lowest of `RISK_STEPS` candidates whose Clopper–Pearson bound is at most the risk,
+    at level delta / RISK_STEPS each, so that all bounds hold simultaneously.
 
     Args:
-        confidence: [n] of the most probable class.
-        correct: [n] bool, whether it is the label.
-        risk: in (0, 1), the error rate that is accepted.
+        confidence: [n], probability of the most probable class.
+        correct: [n] bool, whether that class is the label.
+        risk: in (0, 1), maximum error rate.
         delta: in (0, 1), probability that the bound fails.
 
     Returns:
-        The threshold, infinity where no answer is safe enough, and the share of examples at or above it.
+        The threshold, infinity if no answer is safe enough, and the share of examples at or above it.
     """
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
@@ -239,7 +239,7 @@ def risk_threshold(
 
 
 def _error_bound(errors: int, count: int, delta: float) -> float:
-    """Return the Clopper–Pearson upper bound of an error rate: P(at most `errors` of `count`) = delta there."""
+    """Return the Clopper–Pearson upper bound of an error rate, where P(at most `errors` of `count`) = delta."""
     low, high = errors / count, 1.0
     if errors == count:
         return 1.0
@@ -254,13 +254,13 @@ def _error_bound(errors: int, count: int, delta: float) -> float:
 
 
 def label_thresholds(probs: np.ndarray, labels: np.ndarray, precision: float | None = None) -> np.ndarray:
-    """Return for each class the probability from which its label is given, [K] (several labels, sigmoid).
+    """Return the probability threshold of each label, [K] (several labels, sigmoid).
 
     Args:
         probs: [n, K]
         labels: [n, K], zeros and ones.
-        precision: the lowest threshold whose labels are right at least at this rate; None for the best F1. A class that
-            no threshold serves gets infinity: its label is never given.
+        precision: return the lowest threshold that reaches this precision, or infinity if none does; None returns the
+            threshold of the best F1.
     """
     probs, labels = np.asarray(probs, dtype=np.float64), np.asarray(labels) > 0.5
     if probs.shape != labels.shape or probs.ndim != 2:

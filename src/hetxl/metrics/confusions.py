@@ -1,4 +1,4 @@
-"""Pairs of classes that are confused with each other: by their correlated noise, and by wrong predictions."""
+"""Find pairs of classes that are confused with each other, by correlated noise and by wrong predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hetxl.functional import IGNORE_INDEX, LabelLists, correlation
 from hetxl.nn import Prediction
 
 MAX_PAIRS = 200_000
-"""The most pairs in memory. Beyond that the least are dropped, and start from 0 if they come again."""
+"""Maximum number of pairs in memory. The smallest pairs beyond it are dropped, and restart from 0 if they recur."""
 
 _PENDING = 2**18
 _IDS = 2**31
@@ -21,7 +21,7 @@ _IDS = 2**31
 
 @dataclass(frozen=True)
 class Confusions:
-    """What a batch adds to the counts of pairs, m entries."""
+    """The contribution of a batch to the counts of pairs, m entries."""
 
     keys: np.ndarray  # [m] int64, first · 2³¹ + second, first < second
     sums: np.ndarray  # [m, 4]: examples, correlation × weight, weight, confusions
@@ -32,16 +32,16 @@ class Confusions:
 class ConfusionCounter:
     """Count pairs of classes over batches.
 
-    Two classes are met in an example when both are among its top classes. Their correlation is averaged with the
-    weights p_i·p_j, so that it counts where the example could be either. They are confused when the label is one and
-    the most probable class the other.
+    Two classes occur together in an example if both are among its top classes. Their correlation is averaged with
+    weights p_i·p_j, so that examples that could be either class count most. They are confused if one is the label and
+    the other the most probable class.
 
-    Memory is bounded: after at most 262,144 new entries the counts are joined, and of more than `max_pairs` pairs those
-    with the smallest weight + number of confusions are dropped. A dropped pair that comes again starts from 0, so
-    counts of rare pairs are lower bounds once that has happened; frequent pairs stay exact.
+    Memory is bounded: after at most 262,144 new entries the counts are merged, and beyond `max_pairs` pairs those with
+    the smallest weight + number of confusions are dropped. A dropped pair restarts from 0 if it recurs, so counts of
+    rare pairs are then lower bounds; counts of frequent pairs are exact.
 
     Args:
-        top: how many of the most probable classes of an example are paired.
+        top: number of top classes of an example to pair.
     """
 
     def __init__(self, top: int = 5, max_pairs: int = MAX_PAIRS):
@@ -59,17 +59,17 @@ class ConfusionCounter:
         """Add a batch.
 
         Args:
-            prediction: over all classes, [b, K], or with top_k.
-            targets: as of `measure`.
+            prediction: a prediction over all classes, [b, K], or with top_k.
+            targets: see `measure`.
         """
         self.put(self.measure(prediction, targets))
 
     def put(self, batch: Confusions) -> None:
-        """Add a batch that was measured, here or in another process."""
+        """Add a batch measured by `measure`, possibly in another process."""
         self.has_noise |= batch.noise
         highest = batch.labels.max(initial=-1)
         if highest >= len(self._errors):
-            # Twice as many as needed, so that it seldom has to grow.
+            # Twice the needed size, so that it seldom grows.
             self._errors = np.pad(self._errors, (0, 2 * (highest + 1) - len(self._errors)))
         np.add.at(self._errors, batch.labels, 1)
         self._pending.append((batch.keys, batch.sums))
@@ -79,12 +79,12 @@ class ConfusionCounter:
 
     @torch.no_grad()
     def measure(self, prediction: Prediction, targets: Tensor | LabelLists) -> Confusions:
-        """Return what a batch adds to the counts, for `put`.
+        """Return the contribution of a batch to the counts, for `put`.
 
         Args:
-            prediction: over all classes, [b, K], or with top_k.
-            targets: class ids [b], −100 for examples that confuse nothing; or lists of labels. An example with several
-                labels whose most probable class is none of them counts as a confusion with each.
+            prediction: a prediction over all classes, [b, K], or with top_k.
+            targets: class ids [b], −100 for ignored examples; or lists of labels. If the most probable class of an
+                example is not one of its labels, it counts as a confusion with each label.
         """
         if prediction.log_probs.dim() != 2:
             raise ValueError(f"prediction must be of one batch, [b, K], found {list(prediction.log_probs.shape)}")
@@ -101,17 +101,16 @@ class ConfusionCounter:
         return Confusions(keys, sums, confused[0], prediction.logits.noise is not None and len(met[0]) > 0)
 
     def pairs(self, k: int = 20, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Return the pairs that matter most, by weight × |correlation|, which is the noise they share where it counts;
-        without noise, or of equal ones, by the number of confusions.
+        """Return the top k pairs by weight × |correlation|, then by the number of confusions.
 
         Args:
-            names: of the K classes; ids without.
+            names: names of the K classes [default: ids].
 
         Returns:
             A dict for each pair: "first", "second" (names, lower id first), "correlation" (weighted mean; None without
-            noise), "weight" (sum of p_i·p_j), "examples" (with both among the top classes), "confused" (label one and
-            prediction the other) and "confused_share" (of the wrong predictions for labels of the two, the share that
-            took one for the other; None when there are none).
+            noise), "weight" (sum of p_i·p_j), "examples" (number with both among the top classes), "confused" (number
+            with one as label and the other as prediction) and "confused_share" (share of these among the wrong
+            predictions for the two labels; None without wrong predictions).
         """
         integer_at_least("k", k, 1)
         self._join()
@@ -139,7 +138,7 @@ class ConfusionCounter:
 
     @staticmethod
     def _meet(prediction: Prediction, classes: Tensor, probs: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Return entries of every two of the top classes [b, k] of each example."""
+        """Return entries for every pair of the top classes [b, k] of each example."""
         left, right = np.triu_indices(classes.shape[-1], 1)
         ids, p = classes.cpu().numpy(), probs.double().cpu().numpy()
         weight = p[:, left] * p[:, right]
@@ -151,7 +150,7 @@ class ConfusionCounter:
         return _entries(ids[:, left], ids[:, right], np.stack((ones, tied, weight, ones * 0), -1))
 
     def _join(self) -> None:
-        """Add pending entries to the counts, and drop the least beyond the limit."""
+        """Merge pending entries into the counts, and drop the smallest pairs beyond the limit."""
         keys = np.concatenate([self._keys, *(keys for keys, _ in self._pending)])
         sums = np.concatenate([self._sums, *(sums for _, sums in self._pending)])
         self._keys, index = np.unique(keys, return_inverse=True)
@@ -164,7 +163,7 @@ class ConfusionCounter:
 
 
 def _confuse(predicted: Tensor, targets: Tensor | LabelLists) -> tuple[np.ndarray, np.ndarray]:
-    """Return every label whose example has a wrong class on top, and that class, [e] each."""
+    """Return the labels of wrong predictions and the predicted classes, [e] each."""
     if isinstance(targets, LabelLists):
         sure = slice(None) if targets.values is None else targets.values >= 0.5
         examples, labels = targets.examples[sure].cpu(), targets.classes[sure].cpu()
@@ -179,7 +178,7 @@ def _confuse(predicted: Tensor, targets: Tensor | LabelLists) -> tuple[np.ndarra
 
 
 def _entries(first: np.ndarray, second: np.ndarray, sums: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the keys of pairs, [m], and what they add to the sums, [m, 4]; one confusion by default."""
+    """Return the keys of pairs, [m], and their contributions to the sums, [m, 4] [default: one confusion]."""
     keys = np.minimum(first, second) * _IDS + np.maximum(first, second)
     sums = np.broadcast_to([0.0, 0.0, 0.0, 1.0], (keys.size, 4)) if sums is None else sums
     return keys.reshape(-1), sums.reshape(-1, 4)

@@ -1,4 +1,4 @@
-"""An ensemble of trained models: the strongest baseline of a head, at several times its cost."""
+"""An ensemble of trained models, the strongest baseline for a head, at several times its cost."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ Member = tuple[Callable[[Tensor], Tensor], Head]
 
 
 class Ensemble(nn.Module):
-    """Average the probabilities of several models. For `evaluate` it is a head whose features are the inputs.
+    """Average the probabilities of several models. It has the interface of a head whose features are the inputs.
 
     Args:
-        members: a backbone, inputs [b, ...] → [b, D], and a head for each; all over the same classes with one link.
+        members: pairs of a backbone, inputs [b, ...] → [b, D], and a head; all with the same classes and link.
     """
 
     def __init__(self, members: Sequence[Member]):
@@ -29,33 +29,33 @@ class Ensemble(nn.Module):
             raise ValueError(f"members must share one link and one number of classes, found {sorted(kinds)}")
         self.backbones = [backbone for backbone, _ in members]
         self.heads = nn.ModuleList([head for _, head in members])
-        # Modules in their own list, so that they move and switch to evaluation with the ensemble.
+        # Registered as modules, so that they move and change mode with the ensemble.
         self.modules_of_backbones = nn.ModuleList([part for part in self.backbones if isinstance(part, nn.Module)])
         self.link, self.num_classes = next(iter(kinds))
         self.eval_samples = max(head.eval_samples for _, head in members)
 
     @property
     def members(self) -> list[Member]:
-        """Return backbones and heads."""
+        """Return the pairs of backbone and head."""
         return [(backbone, head) for backbone, head in zip(self.backbones, self.heads, strict=True)]  # pyright: ignore[reportReturnType]
 
     @property
     def temperature(self) -> nn.Module:
-        """Return the first member's."""
+        """Return the first member's value."""
         return self.members[0][1].temperature
 
     @property
     def noise_scale(self) -> float:
-        """Return the first member's."""
+        """Return the first member's value."""
         return self.members[0][1].noise_scale
 
     @property
     def flip_rate(self) -> float:
-        """Return the first member's."""
+        """Return the first member's value."""
         return self.members[0][1].flip_rate
 
     def logit_distribution(self, inputs: Tensor) -> LogitDistribution:
-        """Return the first member's, for the size of a batch."""
+        """Return the first member's distribution, for the size of a batch."""
         backbone, head = self.members[0]
         return head.logit_distribution(backbone(inputs))
 
@@ -65,15 +65,15 @@ class Ensemble(nn.Module):
 
             probs = torch.stack([head.predict(backbone(inputs)).probs for backbone, head in members]).mean(0)
 
-        Options are those of `Head.predict`, for each member; inputs are [b, ...]. The `expected_entropy` is the mean
-        of the members' own, so that `mutual_information` holds what they disagree on; `logits` are the first member's.
+        Options are those of `Head.predict` and apply to each member; inputs are [b, ...]. `expected_entropy` is the
+        mean over the members, so `mutual_information` measures their disagreement; `logits` are the first member's.
         """
         predictions = [head.predict(backbone(inputs), method=method, **options) for backbone, head in self.members]
         log_probs = log_mean_exp(torch.stack([each.log_probs for each in predictions]), 0)
         if self.link == "softmax":
             entropy = softmax_entropy(log_probs)
         else:
-            # 1 − p is exact enough: where it is lost, its share of the entropy is too.
+            # 1 − p is accurate enough: if it rounds to 0, its part of the entropy does too.
             rest = (1 - log_probs.exp()).clamp_min(torch.finfo(log_probs.dtype).tiny).log()
             entropy = sigmoid_entropy(log_probs, rest)
         indices = None

@@ -1,4 +1,4 @@
-"""A last-layer Laplace posterior of a trained DET, its prior chosen on held-out rows."""
+"""A last-layer Laplace posterior for a trained DET, with a prior chosen on held-out rows."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from hetxl.nn import Head
 from hetxl.nn.averaged import LaplaceHead
 
 PRIORS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Prior variances of the logits to choose from."""
+"""Candidate prior variances of the logits."""
 
 
 @torch.no_grad()
@@ -20,15 +20,15 @@ def fit_laplace(
     head: Head, features: Iterable[Tensor], held_out: Sequence[Tensor], targets: Tensor | LabelLists, *,
     rows: int | None = None,
 ) -> LaplaceHead:  # fmt: skip
-    """Return a trained DET with a posterior over its last layer; the prior has the lowest NLL of held-out rows.
+    """Return a trained DET with a posterior over its last layer; the prior minimises the NLL of held-out rows.
 
     Args:
         head: a `DetHead` with a linear classifier, which the result shares.
-        features: of training rows, batches [b, D]; read once.
-        held_out: of rows that it was not trained on, batches [b, D].
-        targets: of all held-out rows in their order: class ids [n], −100 for those to leave out; for the sigmoid link
-            also lists of labels.
-        rows: the number of training rows, where `features` are of some of them.
+        features: features of training rows, batches [b, D], read once.
+        held_out: features of rows that the head was not trained on, batches [b, D].
+        targets: targets of all held-out rows in order: class ids [n], −100 for ignored rows; for the sigmoid link also
+            lists of labels.
+        rows: number of training rows, if `features` has only a sample of them.
     """
     laplace = LaplaceHead.of(head)
     total = sum(map(len, held_out))

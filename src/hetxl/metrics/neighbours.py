@@ -1,4 +1,4 @@
-"""Label frequencies among the nearest labelled rows: what the data says of a label without a model of the classes."""
+"""Label frequencies among the nearest labelled rows, which judge a label without a model."""
 
 import numpy as np
 import torch
@@ -10,23 +10,23 @@ from hetxl.metrics.records import MAX_BYTES, label_entries
 from hetxl.registry import LINKS, Link
 
 FEWEST, MOST = 5, 25
-"""Neighbours by default: as many as a class has rows, within these bounds."""
+"""Bounds of the default number of neighbours, the mean number of rows per class."""
 MAX_ROWS = 2**16
-"""Rows that neighbours are sought among, at most: the time to find them grows with both numbers of rows."""
+"""Maximum number of rows to search for neighbours, because the time grows with both numbers of rows."""
 
 
 class Neighbours:
-    """Labelled rows that others are compared with.
+    """Labelled rows to search for neighbours.
 
-    Distances are Euclidean, between features with mean 0 and variance 1 in these rows.
+    Distances are Euclidean, between features standardised to mean 0 and variance 1 on these rows.
 
     Args:
         features: [m, D]
         targets: class ids [m], −100 for rows without a label; for the sigmoid link also lists of labels.
         num_classes: K
-        link: of the head.
-        rows: [m] int64, which rows of the data they are; None for 0, 1, ….
-        k: number of neighbours; None for as many as a class has rows on average, from 5 to 25.
+        link: link of the head.
+        rows: [m] int64, row of the data; None for 0, 1, ….
+        k: number of neighbours; None for the mean number of rows per class, between 5 and 25.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Neighbours:
         default = min(max(len(features) // classes, FEWEST), MOST)
         self.k = default if k is None else integer_at_least("k", k, 1)
         self.num_classes, device = num_classes, features.device
-        self._classes = labels.classes[present].to(device)  # of all rows, one after the other
+        self._classes = labels.classes[present].to(device)  # labels of all rows, concatenated
         self._lengths = torch.bincount(labels.examples[present], minlength=len(features)).to(device)
         self._starts = self._lengths.cumsum(0) - self._lengths
         self._rows = torch.arange(len(features)) if rows is None else torch.as_tensor(np.asarray(rows))
@@ -53,18 +53,18 @@ class Neighbours:
         self._scale[self._scale == 0] = 1.0
         self._points = self._standard(features)
         self._squares = self._points.square().sum(1)
-        if link == "softmax":  # rows without a label tell nothing; without labels is a fact where there may be several
+        if link == "softmax":  # rows without a label are not informative; with several labels per row, an empty list is
             self._squares[self._lengths == 0] = torch.inf
 
     def label_frequencies(self, features: Tensor, rows: np.ndarray | None = None) -> Tensor:
-        """Return for each class the share of the k nearest rows that have it as a label, [b, K].
+        """Return the share of the k nearest rows with each class as a label, [b, K].
 
             nearest = torch.cdist(standard(features), points).topk(k, largest=False).indices
             frequencies = F.one_hot(labels[nearest], K).mean(1)
 
         Args:
             features: [b, D]
-            rows: [b] int64, which rows of the data they are: a row is not its own neighbour. None for new ones.
+            rows: [b] int64, row of the data, so that a row is not its own neighbour; None for new rows.
         """
         own = None if rows is None else torch.as_tensor(np.asarray(rows)).to(self._rows.device)
         parts, size = [], max(1, MAX_BYTES // (4 * max(len(self._points), self.num_classes)))
@@ -77,14 +77,14 @@ class Neighbours:
         return (features - self._mean) / self._scale
 
     def _frequencies(self, features: Tensor, own: Tensor | None) -> Tensor:
-        # ‖x − r‖² without ‖x‖², which is the same for all r.
+        # ‖x − r‖² without ‖x‖², which is equal for all r.
         distances = torch.addmm(self._squares, self._standard(features), self._points.T, alpha=-2.0)  # [b, m]
         if own is not None:
             distances.masked_fill_(own.unsqueeze(1) == self._rows, torch.inf)
         values, nearest = distances.topk(min(self.k, distances.shape[1]), largest=False)  # [b, k]
         usable = values < torch.inf
         lengths = torch.where(usable, self._lengths[nearest], 0).flatten()
-        neighbour = torch.repeat_interleave(lengths)  # which of the b · k an entry belongs to
+        neighbour = torch.repeat_interleave(lengths)  # index of an entry's neighbour among the b · k
         within = torch.arange(len(neighbour), device=lengths.device) - (lengths.cumsum(0) - lengths)[neighbour]
         classes = self._classes[self._starts[nearest.flatten()[neighbour]] + within]
         counts = torch.zeros(len(features), self.num_classes, device=features.device)

@@ -1,9 +1,9 @@
-"""Noise for a classifier that is trained already: its mean logits stay, a covariance and τ are learned on other rows.
+"""Add noise to a trained classifier: its mean logits do not change; a covariance and τ are learned on held-out rows.
 
-Labels that the classifier was not trained on show how far its logits can be trusted, as for temperature scaling; noise
-can say more than one number, and overfit. So folds decide: with the classifier as it was, with τ alone, with a share ε
-of labels that are any class alike, and with noise that is the same for all inputs or that depends on them, each fitted
-without a fold and judged on it. τ alone is the reference: another choice must be better by a standard error.
+Held-out labels show how far the logits can be trusted, as in temperature scaling. Noise has more parameters than τ and
+can overfit, so cross-validation chooses between five candidates: the unchanged classifier, τ alone, a share ε of
+uniformly random labels, constant noise, and noise that depends on the input. τ alone is the reference: another
+candidate must be better by a standard error.
 """
 
 import math
@@ -25,40 +25,40 @@ from hetxl.nn import EfficientCovariance, FixedTemperature, Head, HetXLHead, Lea
 from hetxl.optim import Recipe, learning_rate_at
 
 NOISE_RANK = 10
-"""R of noise that is added to a trained classifier: held-out rows are few."""
+"""R of the noise, small because there are few held-out rows."""
 START = 0.3
-"""Scale of the noise at the start, in standard deviations of the features."""
+"""Initial scale of the noise, in standard deviations of the features."""
 FACTOR_PRIOR, INPUT_PRIOR = 30.0, 0.1
-"""Prior variances of the covariance's factors, and of what inputs change in its scale."""
+"""Prior variances of the covariance's factors, and of the dependence of its scale on the input."""
 LEARNING_RATE, SAMPLES, EVAL_SAMPLES, BATCH = 0.05, 4, 256, 256
 FOLDS, STEPS = 3, 150
 BLOCK = 2**22
-"""Sampled logits of held-out rows at a time, about; also logits that ε is estimated by."""
+"""Approximate number of sampled logits in memory, and of logits for the estimate of ε."""
 
 SHARED_START, SHARED_PRIOR, SHARED_SAMPLES, SHARED_BATCH = 0.1, 3.0, 8, 128
-"""As above for noise that is the same for all inputs, in units in which it moves a class's logit over τ by 1."""
+"""The same for constant noise, in units that change a class's logit over τ by 1."""
 TEMPERATURE_PRIOR = 0.25
-"""Prior variance of log τ around the best without noise."""
+"""Prior variance of log τ around the best value without noise."""
 
 CHOICES = ("temperature", "none", "flips", "constant noise", "noise")
-"""In the order in which they are preferred: a later one must be better than the best before it by a standard error."""
+"""The candidates in order of preference: a later one must be better than the best before it by a standard error."""
 NONE_ERRORS = 2.0
-"""Standard errors by which "none" must be better than τ: one number rarely overfits, and folds say little of less."""
+"""Standard errors by which "none" must be better than τ, because a single number rarely overfits."""
 INPUT_ROWS = 20
-"""Rows for each feature from which noise that depends on inputs is tried: it has D² parameters."""
+"""Minimum number of rows per feature to try noise that depends on the input, which has D² parameters."""
 
 
 @dataclass(frozen=True)
 class NoiseFit:
-    """What held-out rows say of a classifier.
+    """The result of `fit_noise`.
 
     Attributes:
-        choice: "none" to leave it as it is, "temperature" for τ alone, "flips" for τ and ε, "constant noise" for the
-            same covariance in the feature space for all inputs, "noise" for one that depends on them; with both there
-            is ε where the labels support it.
-        losses: NLL of rows that a fit has not seen, by choice.
+        choice: "none" for the unchanged classifier, "temperature" for τ alone, "flips" for τ and ε, "constant noise"
+            for one covariance in the feature space, "noise" for a covariance that depends on the input; noise includes
+            ε if the labels support it.
+        losses: cross-validated NLL of each candidate.
         temperature: τ
-        flip_rate: ε, share of the labels that are any class alike.
+        flip_rate: ε, share of uniformly random labels.
         factor: [R, D], J of an `EfficientCovariance`; None without noise.
         scale_weight: [D, D] of v(x).
         scale_bias: [D]
@@ -74,17 +74,17 @@ class NoiseFit:
 
     @property
     def has_noise(self) -> bool:
-        """Whether a covariance lowers the NLL of rows that it was not fitted to."""
+        """Return whether a covariance lowers the NLL of held-out rows."""
         return self.factor is not None
 
     @property
     def helps(self) -> bool:
-        """Whether a covariance or ε does, beyond τ alone."""
+        """Return whether a covariance or ε lowers the NLL of held-out rows more than τ alone."""
         return self.choice not in CHOICES[:2]
 
     @torch.no_grad()
     def apply(self, head: Head) -> None:
-        """Give τ and ε, and the noise if any, to a head over the same classifier: with noise HET-XL of rank R."""
+        """Set τ, ε and the noise of a head with the same classifier; noise needs HET-XL of rank R."""
         head.temperature, head.flip_rate = FixedTemperature(self.temperature), self.flip_rate
         if self.factor is None or self.scale_weight is None or self.scale_bias is None:
             return
@@ -97,7 +97,7 @@ class NoiseFit:
         covariance.scale.bias.copy_(self.scale_bias)
 
     def describe(self) -> str:
-        """Return the losses, and what was chosen by them, in one line."""
+        """Return the losses and the choice in one line."""
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         return f"held-out NLL: {losses}; chosen: {self.choice}"
 
@@ -106,24 +106,23 @@ def fit_noise(
     head: Head, features: Tensor, targets: Tensor, *, rank: int = NOISE_RANK, folds: int = FOLDS, steps: int = STEPS,
     seed: int = 0,
 ) -> NoiseFit:  # fmt: skip
-    """Learn a covariance, τ and ε for a trained classifier, whose mean logits stay as they are.
+    """Learn a covariance, τ and ε for a trained classifier, whose mean logits do not change.
 
-    It takes about a second: `steps` of Adam on features for each fold. The head is not changed: `fit.apply` gives the
-    result to a `HetXLHead` with the same classifier.
+    This takes about a second: `steps` steps of Adam on features for each fold. The head is not changed; `fit.apply`
+    applies the result to a `HetXLHead` with the same classifier.
 
     Args:
-        head: a trained `DetHead`, or another head with a linear classifier; its noise and τ play no part, an ε that it
-            was trained with does.
-        features: [n, D] of rows that the classifier was not trained on.
-        targets: class ids [n], −100 for rows to leave out; for the sigmoid link labels in {0, 1}, [n, K].
+        head: a trained `DetHead`, or another head with a linear classifier; its noise and τ are ignored, its ε is used.
+        features: [n, D], features of rows that the classifier was not trained on.
+        targets: class ids [n], −100 for ignored rows; for the sigmoid link labels in {0, 1}, [n, K].
         rank: R
-        folds: of the rows that decide.
-        steps: of one fit.
-        seed: of folds, batches and noise.
+        folds: number of folds of the cross-validation.
+        steps: number of steps of one fit.
+        seed: seed of folds, batches and noise.
     """
     affine = head._affine()
     if affine is None:
-        raise ValueError("head must have a linear classifier for noise to be added to it")
+        raise ValueError("head must have a linear classifier to add noise to")
     features, targets = features.detach().float(), targets.detach()
     if head.standardize is not None:
         with torch.no_grad():
@@ -160,14 +159,14 @@ def fit_noise(
         return NoiseFit(*own)
     covariance = fitted.covariance
     assert isinstance(covariance, EfficientCovariance)
-    # v of standardised features, J in units of them: both as they are for the features themselves.
+    # Convert v and J from standardised features to the original features.
     slope = covariance.scale.weight.detach() / scale
     start = covariance.scale.bias.detach() - slope @ mean
     return NoiseFit(*own, covariance.factor.detach() * scale, slope, start)
 
 
 def _choose(losses: dict[str, Tensor]) -> str:
-    """Return a choice with a low mean loss, see `CHOICES`."""
+    """Return the candidate with a low mean loss, see `CHOICES`."""
     chosen, *others = losses
     for name in others:
         gain = losses[chosen] - losses[name]
@@ -178,19 +177,19 @@ def _choose(losses: dict[str, Tensor]) -> str:
 
 
 class _Problem:
-    """A classifier W [K, D], b [K] on standardised features, and the fits of noise to it."""
+    """Fits of noise to a classifier W [K, D], b [K] on standardised features."""
 
     def __init__(self, weight: Tensor, bias: Tensor, link: str, flip_rate: float, rank: int, steps: int, seed: int):
         self.weight, self.bias, self.link, self.flip_rate, self.rank = weight, bias, link, flip_rate, rank
         self.steps, self.seed = integer_at_least("steps", steps, 1), seed
 
     def head(self) -> HetXLHead:
-        """Return the classifier with small noise that is the same for all inputs, and τ = 1."""
+        """Return the classifier with small constant noise and τ = 1."""
         linear = nn.Linear(self.weight.shape[1], len(self.weight), device="meta")
         linear.weight = nn.Parameter(self.weight, requires_grad=False)
         linear.bias = nn.Parameter(self.bias, requires_grad=False)
         options = {"train_samples": SAMPLES, "eval_samples": EVAL_SAMPLES, "rank": self.rank, "link": self.link}
-        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay as they are
+        with torch.random.fork_rng(devices=[]):  # do not change the caller's random state
             head = HetXLHead(*reversed(self.weight.shape), classifier=linear, flip_rate=self.flip_rate, **options)
         assert isinstance(head.covariance, EfficientCovariance)
         head.covariance.silence()
@@ -201,12 +200,12 @@ class _Problem:
         return head.eval()
 
     def fit(self, choice: str, features: Tensor, targets: Tensor, parts: Sequence[Tensor]) -> list[HetXLHead]:
-        """Return the classifier with what was fitted to each part of the rows; without noise, its `noise_scale` is 0.
+        """Return the classifier with the fit to each part of the rows; without noise, its `noise_scale` is 0.
 
         Args:
             features: [n, D]
             targets: [n], or [n, K]
-            parts: of each fit, which rows.
+            parts: rows of each fit.
         """
         heads = [self._without_noise(choice, features[part], targets[part]) for part in parts]
         if choice == "constant noise" and self.link == "softmax":
@@ -217,7 +216,7 @@ class _Problem:
         return heads
 
     def _without_noise(self, choice: str, features: Tensor, targets: Tensor) -> HetXLHead:
-        """Return the classifier with the τ and the ε of a choice."""
+        """Return the classifier with the τ and ε of a candidate."""
         head = self.head()
         if choice not in CHOICES[:2] and self.link == "softmax":
             self._set_flip_rate(head, features, targets)
@@ -229,7 +228,7 @@ class _Problem:
         return head
 
     def _set_flip_rate(self, head: HetXLHead, features: Tensor, targets: Tensor) -> None:
-        """Estimate ε by as many rows as one block has, 0 where the labels do not support more."""
+        """Estimate ε on at most one block of rows; 0 if the labels do not support it."""
         count = max(1, BLOCK // len(self.weight))
         estimate = fit_flip_rate(F.linear(features[:count], self.weight, self.bias), targets[:count])
         head.flip_rate = estimate.rate if estimate.significant else 0.0
@@ -237,10 +236,10 @@ class _Problem:
     def _train_shared(
         self, heads: Sequence[HetXLHead], features: Tensor, targets: Tensor, parts: Sequence[Tensor]
     ) -> None:
-        """Learn J and τ of noise that is the same for all inputs (softmax), for F parts of the rows at once.
+        """Learn J and τ of constant noise (softmax), for F parts of the rows at once.
 
-        All rows of a step share their draws z [S, R], and gradients are written out, as there are few numbers and many
-        steps. For one part, with W in units of its rows' mean distance from their mean:
+        All rows of a step share their normals z [S, R], and gradients are written out, since there are few numbers and
+        many steps. For one part, with W in units of its rows' mean distance from their mean:
 
             sampled = (logits / τ).unsqueeze(1) + z @ J @ W.T                                          # [B, S, K]
             loss = −flipped(log_mean_exp(sampled.log_softmax(-1)[…, target], 1)).mean() + prior
@@ -270,7 +269,9 @@ class _Problem:
             own = log_probs.gather(-1, ids)  # [F, B, S, 1]
             right = log_mean_exp(own.squeeze(-1), -1) + unflipped  # [F, B]
             share = own.softmax(2) * ((right - torch.logaddexp(right, flat)).exp() / size)[:, :, None, None]
-            slope = log_probs.exp_().mul_(share).scatter_add_(-1, ids, -share)  # of the loss, to the sampled logits
+            slope = (
+                log_probs.exp_().mul_(share).scatter_add_(-1, ids, -share)
+            )  # gradient with respect to the sampled logits
             by_draw, by_row = slope.sum(1), slope.sum(2)  # [F, S, K], [F, B, K]
             factor.grad = z.T @ by_draw @ lift.T + factor / (SHARED_PRIOR * rows.view(-1, 1, 1))
             log_tau.grad = (log_tau - start) / (TEMPERATURE_PRIOR * rows) - (by_row * scaled).sum((1, 2))
@@ -280,7 +281,7 @@ class _Problem:
             head.temperature = FixedTemperature(float(tau))
 
     def _steps(self, learned: Sequence[Tensor]) -> Iterator[Callable[[], Any]]:
-        """Yield a function for each step of Adam, to be called when the gradients are there."""
+        """Yield a function for each step of Adam, to call after the gradients are computed."""
         recipe = Recipe(LEARNING_RATE, weight_decay=0.0, warmup=0.0)
         optimizer = torch.optim.Adam(learned, lr=LEARNING_RATE, betas=(0.9, 0.99))
         for step in range(self.steps):
@@ -289,7 +290,7 @@ class _Problem:
             yield optimizer.step
 
     def _train(self, head: HetXLHead, features: Tensor, targets: Tensor, inputs: bool) -> None:
-        """Learn J and τ, and with `inputs` what they change in v(x), by Adam with a Gaussian prior."""
+        """Learn J and τ, and with `inputs` the dependence of v(x) on x, by Adam with a Gaussian prior."""
         covariance = head.covariance
         assert isinstance(covariance, EfficientCovariance)
         head.temperature = LearnedTemperature(init=1.0).to(features.device)
@@ -310,7 +311,7 @@ class _Problem:
 
     @torch.no_grad()
     def losses(self, head: HetXLHead, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the NLL of each row [n], float64; all rows have the same draws, enough to favour neither."""
+        """Return the NLL of each row [n], float64; all rows share the same samples."""
         size = max(1, BLOCK // (EVAL_SAMPLES * len(self.weight)))
         call: Callable[..., Tensor] = head.loss
         parts = zip(features.split(size), targets.split(size), strict=True)

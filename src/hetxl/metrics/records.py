@@ -1,5 +1,5 @@
-"""Records of evaluated examples: a handful of numbers of each, never its K probabilities. Every metric is computed from
-them. They are built from predictions over all classes, batch by batch."""
+"""Records of evaluated examples: a few numbers per example instead of its K probabilities. All metrics are computed
+from records, which are built from predictions over all classes, batch by batch."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -23,25 +23,25 @@ TOP = 5
 
 _FORMAT = "hetxl-records-2"
 _UNCHECKED = "hetxl-records-1"
-"""The format before, the same but for its checksum."""
+"""The previous format, without a checksum."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """Hold the numbers of n evaluated examples.
+    """The records of n evaluated examples.
 
     Attributes:
-        rows: [n] int64, which rows of the split they are.
-        label: [n] int64, the class of each; −1 where an example has any number of labels.
+        rows: [n] int64, row of the split.
+        label: [n] int64, label of the example; −1 if examples have several labels.
         log_prob: [n], log p̄ of the label; for the sigmoid link minus the binary cross-entropy summed over all labels.
-        rank: [n] int32, how many classes come before the label, 0 for the most probable; the best of its labels where
-            it has several, K but at least 5 where it has none. Ties never favour the label: among the top classes they
-            stand as `top_ids` has them, below those the label is in the middle of the classes it ties with.
-        hit: [n] bool, whether the most probable class is a label; the same as rank 0.
-        top_ids: [n, min(5, K)] int64, the most probable classes, most probable first.
+        rank: [n] int32, number of classes ranked before the label, 0 for the most probable class; the best rank of
+            several labels, and K but at least 5 without labels. Ties never favour the label: among the top classes the
+            order is that of `top_ids`; below, the label is in the middle of the tied classes.
+        hit: [n] bool, whether the most probable class is a label, the same as rank 0.
+        top_ids: [n, min(5, K)] int64, the most probable classes, in descending order.
         top_probs: [n, min(5, K)] float32, their probabilities.
-        squared: [n], the Brier score Σ_k (p_k − y_k)².
-        entropy: [n], of the averaged probabilities, in nats.
+        squared: [n], Brier score Σ_k (p_k − y_k)².
+        entropy: [n], entropy of the averaged probabilities, in nats.
         expected_entropy: [n], mean entropy of the single samples.
         logit_std: [n] float32, standard deviation of the most probable class's logit, before the temperature; 0 without
             noise.
@@ -79,25 +79,25 @@ class Records:
         return self.top_probs[:, 0].astype(np.float64)
 
     def non_empty(self) -> "Records":
-        """Return the records themselves; raises without examples."""
+        """Return the records, or raise if there are none."""
         if not len(self):
             raise ValueError("records must hold at least one example, found none")
         return self
 
     def take(self, which: np.ndarray) -> "Records":
-        """Return some examples, by index [m] or by mask [n]."""
+        """Select examples by index [m] or by mask [n]."""
         return Records(**{name: getattr(self, name)[which] for name in Records.TYPES})
 
     @staticmethod
     def empty(num_classes: int) -> "Records":
-        """Return records of K classes without examples."""
+        """Return empty records for K classes."""
         columns = min(TOP, num_classes)
         shapes = {name: (0, columns) if name.startswith("top_") else (0,) for name in Records.TYPES}
         return Records(**{name: np.empty(shapes[name], dtype=kind) for name, kind in Records.TYPES.items()})
 
     @staticmethod
     def concatenate(parts: Sequence["Records"]) -> "Records":
-        """Join the examples of all parts, one part after the other."""
+        """Concatenate the examples of all parts."""
         if not parts:
             raise ValueError("parts must hold at least one Records, found none; use Records.empty(num_classes)")
         columns = sorted({part.top_ids.shape[1] for part in parts})
@@ -106,13 +106,13 @@ class Records:
         return Records(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Records.TYPES})
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all, and its directory if missing."""
+        """Write a safetensors file atomically, and create its directory if missing."""
         columns = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in Records.TYPES}
         write_tensors(Path(path), columns, {"format": _FORMAT})
 
     @staticmethod
     def load(path: str | Path) -> "Records":
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: records file does not exist")
         try:
@@ -133,36 +133,36 @@ Records.TYPES = {column.name: column.metadata["dtype"] for column in fields(Reco
 _BLOCK = 2**22
 
 MAX_BYTES = 64 * 2**20
-"""Bytes of the probabilities in memory at a time, [b, K] in float32."""
+"""Maximum bytes of probabilities in memory, [b, K] in float32."""
 
 
 class NotFiniteError(FloatingPointError, ValueError):
-    """Predictions that are NaN: training has diverged, or features are not finite."""
+    """Predictions are NaN because training has diverged or features are not finite."""
 
 
 @dataclass(frozen=True)
 class LabelEntries:
-    """Labels of b examples as m flat entries, each class of an example once."""
+    """Labels of b examples as m flat entries, one per distinct class of an example."""
 
-    ids: Tensor  # [b], the class of each example; −1 for lists, −100 for examples to leave out
-    examples: Tensor  # [m], which example an entry belongs to, in rising order
+    ids: Tensor  # [b], class of each example; −1 for lists, −100 for ignored examples
+    examples: Tensor  # [m], example of each entry, in ascending order
     classes: Tensor  # [m]
     values: Tensor  # [m] float64, in [0, 1]
 
     def of(self, start: int, stop: int) -> "LabelEntries":
-        """Return the entries of the examples from `start` up to `stop`, counted from 0."""
+        """Return the entries of the examples `start` to `stop`, renumbered from 0."""
         borders = torch.tensor([start, stop], device=self.examples.device)
         first, last = torch.searchsorted(self.examples, borders).tolist()
         examples = self.examples[first:last] - start
         return LabelEntries(self.ids[start:stop], examples, self.classes[first:last], self.values[first:last])
 
     def to(self, device: torch.device) -> "LabelEntries":
-        """Move to another device, but for the values: not every device has double precision."""
+        """Move to another device, except the values, since some devices lack double precision."""
         return LabelEntries(self.ids.to(device), self.examples.to(device), self.classes.to(device), self.values)
 
 
 def label_entries(targets: Tensor | LabelLists, batch: int, num_classes: int, link: Link) -> LabelEntries:
-    """Check class ids [b], or lists of labels (sigmoid), and convert them to entries, on the CPU."""
+    """Check class ids [b] or lists of labels (sigmoid), and convert them to entries on the CPU."""
     checked = check_targets(targets, torch.Size([batch]), num_classes, link)
     if checked.ids is not None:
         ids = checked.ids.cpu()
@@ -176,13 +176,13 @@ def label_entries(targets: Tensor | LabelLists, batch: int, num_classes: int, li
     lists = checked.lists
     key, index = torch.unique((lists.examples * num_classes + lists.classes).cpu(), return_inverse=True)
     listed = torch.ones(len(index)) if lists.values is None else lists.values.cpu()
-    # A class that is listed twice counts its values together, at most 1, as in `LabelLists.dense`.
+    # The values of a class that is listed twice add up, to at most 1, as in `LabelLists.dense`.
     values = torch.zeros(len(key), dtype=torch.float64).index_add_(0, index, listed.double()).clamp_(max=1)
     return LabelEntries(torch.full((batch,), -1), key // num_classes, key % num_classes, values)
 
 
 class RecordsBuilder:
-    """Gather records over batches, with the link of the head."""
+    """Build records from batches, for the link of the head."""
 
     def __init__(self, link: Link | str = "softmax"):
         self.link: Link = one_of("link", link, LINKS)
@@ -198,9 +198,9 @@ class RecordsBuilder:
 
         Args:
             prediction: `head.predict(features)` over all classes, [b, K].
-            targets: class ids [b], −100 for examples to leave out; for the sigmoid link also lists of labels. Of soft
-                labels, those of at least 0.5 count as labels for ranks and hits.
-            rows: [b] int64, which rows of the split they are.
+            targets: class ids [b], −100 for ignored examples; for the sigmoid link also lists of labels. Soft labels of
+                at least 0.5 count as labels for ranks and hits.
+            rows: [b] int64, row of the split.
         """
         log_probs = prediction.log_probs
         if prediction.indices is not None or log_probs.dim() != 2:
@@ -215,7 +215,7 @@ class RecordsBuilder:
         if not batch:
             return
         labels = label_entries(targets, batch, num_classes, self.link)
-        # A few examples at a time: comparing and squaring make copies of the probabilities.
+        # In blocks, because comparing and squaring copy the probabilities.
         step = max(1, _BLOCK // num_classes)
         parts = [
             _measure(log_probs[first:last], prediction.probs[first:last], labels.of(first, last), self.link)
@@ -245,13 +245,13 @@ class RecordsBuilder:
         """Return the records of all batches so far."""
         if self._num_classes is None:
             raise ValueError("no batch was added; add predictions before build()")
-        # Joined once: the next call starts from one part.
+        # Merge the parts once, for the next call.
         self._parts = [Records.concatenate([Records.empty(self._num_classes), *self._parts])]
         return self._parts[0]
 
 
 def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link) -> dict[str, Tensor]:
-    """Return the columns of some examples [b, K] that need all their classes; on the CPU."""
+    """Return the columns that need all classes, for examples [b, K], on the CPU."""
     batch, num_classes = log_probs.shape
     k = min(TOP, num_classes)
     top, top_ids = log_probs.topk(k)
@@ -271,10 +271,10 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
     own_probs = _double(probs[examples, classes])
     squared = _double(probs.square().sum(-1)) + summed(labels.values * (labels.values - 2 * own_probs))
 
-    # Entries of at least 0.5 count as labels where only yes or no will do.
+    # Entries of at least 0.5 count as labels for ranks and hits.
     sure = (labels.values >= 0.5).to(probs.device)
     examples, classes = examples[sure], classes[sure]
-    # The best label of each example, −inf without.
+    # The best label of each example, −inf without labels.
     best = log_probs.new_full((batch,), -torch.inf).scatter_reduce_(0, examples, own[sure], "amax").unsqueeze(-1)
     # int32: the sum of booleans is slow in int64.
     before = (log_probs > best).sum(-1, dtype=torch.int32)
@@ -295,19 +295,19 @@ def _measure(log_probs: Tensor, probs: Tensor, labels: LabelEntries, link: Link)
 
 
 def log_not(log_probs: Tensor) -> Tensor:
-    """Return log(1 − p) from log p; where p rounds to 1, 1 − p is taken as half the spacing of numbers there."""
+    """Return log(1 − p) from log p; if p rounds to 1, 1 − p is half the spacing of numbers near 1."""
     nearest = -torch.finfo(log_probs.dtype).eps / 2
     return log_probs.clamp(max=nearest).expm1().neg_().log_()
 
 
 def _double(values: Tensor) -> Tensor:
-    """Return values in double precision on the CPU: not every device has it."""
+    """Return values in double precision on the CPU, since some devices lack it."""
     return values.cpu().double()
 
 
 @contextmanager
 def evaluating(*parts: object) -> Iterator[None]:
-    """Put modules in evaluation mode; afterwards each of their modules is as it was."""
+    """Put modules in evaluation mode, and restore the mode of each submodule afterwards."""
     modules = [part for part in parts if isinstance(part, nn.Module)]
     before = [(module, module.training) for module in itertools.chain(*(part.modules() for part in modules))]
     try:

@@ -1,4 +1,4 @@
-"""Temperature scaling, and scaling of the noise: the one or two numbers that recalibrate a trained classifier."""
+"""Recalibrate a trained classifier by temperature scaling and by scaling its noise."""
 
 import math
 import sys
@@ -22,57 +22,56 @@ LOW, HIGH = 0.05, 20.0
 _TOLERANCE = 1e-8
 _MAX_STEPS = 60
 _STEEPNESS = 10.0
-"""Factor of the logarithm of the loss: L-BFGS begins with a step as long as the slope, which is otherwise short."""
+"""Factor of the logarithm of the loss, because the first step of L-BFGS is as long as the slope, which is small."""
 NOISE_SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""The scales of the noise to choose from."""
+"""Candidate scales of the noise."""
 
 Features = Callable[[], Iterable[Tensor]] | Sequence[Tensor]
-"""Batches [b, D], or a function that returns them anew for each pass."""
+"""Batches [b, D], or a function that returns them for each pass."""
 
 
 class Scales(NamedTuple):
-    """What a trained head is rescaled by."""
+    """The scales fitted to a trained head."""
 
     temperature: float  # τ
     noise: float  # factor of the noise, `head.noise_scale`
 
 
 def fit_temperature(head: Head, features: Features, targets: Tensor | LabelLists, *, seed: int = 0) -> float:
-    """Return the τ in [0.05, 20] that gives a trained head the lowest negative log-likelihood.
+    """Return the τ in [0.05, 20] that minimises the negative log-likelihood of a trained head.
 
         min(torch.linspace(0.05, 20, 10**6), key=lambda tau: F.cross_entropy(logits / tau, targets))
 
-    L-BFGS on log τ, whose loss has one minimum; all losses of a head with noise have the same draws. It takes about
-    eight passes over the features. The head is not changed: set `head.temperature = FixedTemperature(tau)` to use the
-    result.
+    Uses L-BFGS on log τ, whose loss has one minimum, with the same noise samples for all losses. It takes about eight
+    passes over the features. The head is not changed; set `head.temperature = FixedTemperature(tau)` to use the result.
 
     Args:
-        head: its own temperature plays no part.
-        features: of the validation split: batches [b, D], or a function that returns them anew for each pass. With
+        head: the head; its current temperature is ignored.
+        features: features of the validation split: batches [b, D], or a function that returns them for each pass. With
             noise, all of them are in memory at once.
-        targets: of all n examples in the same order: class ids [n], −100 for those to leave out; for the sigmoid link
-            also lists of labels.
-        seed: of the noise.
+        targets: targets of all n examples in the same order: class ids [n], −100 for ignored examples; for the sigmoid
+            link also lists of labels.
+        seed: seed of the noise.
 
     Returns:
-        τ, whose loss is within 1e-5 of the minimum; an end of the range when the loss still falls there.
+        τ, whose loss is within 1e-5 of the minimum, or an end of the range if the loss still falls there.
     """
     with _Fit(head, features, targets, seed).running() as fit:
         return math.exp(fit.best(head.noise_scale, 0.0)[1])
 
 
 def fit_scales(head: Head, features: Features, targets: Tensor | LabelLists, *, seed: int = 0) -> Scales:
-    """Return the τ and the scale of the noise that give a trained head the lowest negative log-likelihood.
+    """Return the τ and the scale of the noise that minimise the negative log-likelihood of a trained head.
 
         min(itertools.product(torch.linspace(0.05, 20, 10**6), NOISE_SCALES), key=lambda pair: loss(*pair))
 
-    Noise may be too large for the labels to predict, where it has learned from wrong ones and they are right; or too
-    small, where it was learned with few samples. Labels of a validation split decide. The search walks downhill among
-    the scales from 1 on, each with a τ of its own. The head is not changed: set `head.noise_scale` and
-    `head.temperature = FixedTemperature(tau)` to use the result. Arguments are those of `fit_temperature`.
+    Noise that was learned from wrong labels can be too large to predict correct labels; noise that was learned with few
+    samples can be too small. The search descends among the scales, starting from 1, with a separate τ for each. The
+    head is not changed; set `head.noise_scale` and `head.temperature = FixedTemperature(tau)` to use the result.
+    Arguments are those of `fit_temperature`.
 
     Returns:
-        τ, and one of `NOISE_SCALES`; for a head without noise that of `fit_temperature`, and 1.
+        τ, and one of `NOISE_SCALES`; for a head without noise the τ of `fit_temperature`, and 1.
     """
     if head.covariance is None:
         return Scales(fit_temperature(head, features, targets, seed=seed), 1.0)
@@ -85,13 +84,13 @@ def fit_scales(head: Head, features: Features, targets: Tensor | LabelLists, *, 
                 if fitted[index + side][0] >= fitted[index][0]:
                     break
                 index += side
-            if index != first:  # downhill on one side is uphill on the other
+            if index != first:  # if one direction descends, the other ascends
                 break
         return Scales(math.exp(fitted[index][1]), NOISE_SCALES[index])
 
 
 class _Temperature(nn.Module):
-    """exp(log τ), for gradients with respect to log τ alone."""
+    """exp(log τ), with gradients only for log τ."""
 
     def __init__(self, log_temperature: Tensor):
         super().__init__()
@@ -114,15 +113,15 @@ class _Fit:
 
     @contextmanager
     def running(self) -> Iterator["_Fit"]:
-        """Put the head in evaluation mode without gradients of its own; afterwards it is as it was."""
+        """Put the head in evaluation mode without gradients for its parameters, and restore it afterwards."""
         head = self.head
         before = head.temperature, head.noise_scale
         learned = [parameter for parameter in head.parameters() if parameter.requires_grad]
-        # The engine computes the gradients of all that wants one.
+        # The engine computes gradients of everything that requires one.
         for parameter in learned:
             parameter.requires_grad_(False)
         try:
-            # Callers may compute features without gradients; log τ needs one.
+            # log τ needs a gradient even if the caller disabled gradients.
             with evaluating(head), torch.inference_mode(False), torch.enable_grad():
                 yield self
         finally:
@@ -131,7 +130,7 @@ class _Fit:
                 parameter.requires_grad_(True)
 
     def best(self, scale: float, start: float) -> tuple[float, float]:
-        """Return the lowest loss with a noise scale, and log τ of it, by L-BFGS from a start on."""
+        """Return the lowest loss for a noise scale, and its log τ, by L-BFGS from a starting point."""
         low, high = math.log(LOW), math.log(HIGH)
         self.head.noise_scale = scale
         point = torch.tensor(start, dtype=torch.float64)
@@ -143,19 +142,19 @@ class _Fit:
             inside = min(max(float(point), low), high)
             if inside not in passes:
                 passes[inside] = self._loss_and_slope(inside)
-            # The logarithm of the loss: where classes are separable, the loss itself vanishes long before the range
-            # ends. It rounds to 0 before its slope does.
+            # Minimise the logarithm of the loss, since the loss of separable classes vanishes long before the end of
+            # the range. The loss rounds to 0 before its slope does.
             loss, slope = passes[inside]
             loss = max(loss, abs(slope) / 100, sys.float_info.min)
             slope *= _STEEPNESS / loss
             if (inside == low and slope > 0) or (inside == high and slope < 0):
-                slope = 0.0  # the loss still falls at this end of the range: the minimum is here
+                slope = 0.0  # the loss still falls at this end of the range, so this is the minimum
             point.grad = torch.tensor(slope, dtype=torch.float64)
-            # Beyond an end that the loss rises towards, it continues as a line.
+            # Beyond an end of the range, the loss continues linearly.
             return torch.tensor(_STEEPNESS * math.log(loss) + slope * (float(point) - inside), dtype=torch.float64)
 
         optimizer.step(closure)
-        # Of equal losses the first, so that τ stays where nothing is to gain.
+        # The first of equal losses, so that τ does not change without a gain.
         best = min(passes, key=lambda log_temperature: passes[log_temperature][0])
         return passes[best][0], best
 
@@ -165,7 +164,7 @@ class _Fit:
         sums = torch.zeros(2, dtype=torch.float64)
         batches = self.features() if callable(self.features) else self.features
         head, classifier = self.head, getattr(self.head, "classifier", None)
-        # The head itself is needed for its draws, and for logits that τ does not only divide.
+        # Use the head for its samples, and if τ does more than divide the logits.
         whole = (head.covariance is not None and head.noise_scale > 0) or head.flip_rate > 0
         whole = whole or (isinstance(classifier, Classifier) and not classifier.linear)
         for loss in self._head_losses(batches, point) if whole else self._logit_losses(batches, point):
@@ -177,7 +176,7 @@ class _Fit:
         return loss, slope
 
     def _head_losses(self, batches: Iterable[Tensor], point: Tensor) -> Iterator[Tensor]:
-        """Yield the summed loss of all examples at once, so that the draws do not depend on the batches."""
+        """Yield the summed loss of all examples at once, so that the samples do not depend on the batches."""
         features, total = torch.cat(list(batches)), len(self.labels.ids)
         if len(features) != total:
             raise ValueError(f"features holds {len(features)} examples and targets {total}")
@@ -186,7 +185,7 @@ class _Fit:
         yield self.head.loss(features, self.targets, "sum", generator=generator)
 
     def _logit_losses(self, batches: Iterable[Tensor], point: Tensor) -> Iterator[Tensor]:
-        """Yield the summed loss of some examples after the other, from logits that τ divides."""
+        """Yield the summed loss of batch after batch, from logits divided by τ."""
         size = max(1, MAX_BYTES // (4 * self.head.num_classes))
         total, seen = len(self.labels.ids), 0
         for features in (part for batch in batches for part in batch.split(size)):
@@ -199,13 +198,15 @@ class _Fit:
             inverse = point.to(logits.device, logits.dtype).neg().exp()
             yield summed_loss(logits, labels.to(logits.device), inverse, self.head.link)
         if seen != total:
-            raise ValueError(f"features holds {seen} examples and targets {total}; return the batches anew each pass")
+            raise ValueError(
+                f"features holds {seen} examples and targets {total}; return the batches again for each pass"
+            )
 
 
 def summed_loss(logits: Tensor, labels: LabelEntries, inverse: Tensor | float, link: Link) -> Tensor:
     """Return Σ logsumexp(u/τ) − u_y/τ (softmax) or Σ softplus(u/τ) − y u/τ (sigmoid) of logits u [b, K]."""
     if link == "softmax":
-        # Measured from the label's logit, so that nothing large cancels.
+        # Relative to the label's logit, to avoid cancellation.
         logits = logits[labels.examples] - logits[labels.examples, labels.classes].unsqueeze(-1)
         return torch.logsumexp(logits * inverse, dim=-1).sum()
     own = logits[labels.examples, labels.classes] * labels.values.to(logits)

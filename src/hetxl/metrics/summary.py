@@ -1,7 +1,7 @@
-"""Metrics of a set of records: likelihood, calibration, answers only when confident, accuracy by class frequency.
+"""Metrics of records: likelihood, calibration, selective prediction, accuracy by class frequency.
 
-Examples of equal confidence have no order of their own, so each stands for the mean of its group: what a random order
-would give, and the same however the examples were shuffled.
+Examples of equal confidence are replaced by the mean of their group. This is the expectation over random orders, and
+does not depend on the order of the examples.
 """
 
 from itertools import pairwise
@@ -16,14 +16,14 @@ from hetxl.metrics.records import TOP, Records
 class Ordered(NamedTuple):
     """Examples from the most to the least confident, in g groups of equal confidence."""
 
-    confidence: np.ndarray  # [n], falling
+    confidence: np.ndarray  # [n], descending
     hit: np.ndarray  # [n], the share of hits among all examples of the same confidence
-    ends: np.ndarray  # [g] int64, how many examples there are up to the end of each group
-    hits: np.ndarray  # [g] int64, how many of each group are hits
+    ends: np.ndarray  # [g] int64, cumulative number of examples at the end of each group
+    hits: np.ndarray  # [g] int64, number of hits in each group
 
 
 def by_confidence(records: Records) -> Ordered:
-    """Sort examples from the most to the least confident; raises without any."""
+    """Sort examples from the most to the least confident; raise if there are none."""
     confidence = records.non_empty().confidence
     order = np.argsort(-confidence, kind="stable")
     confidence = confidence[order]
@@ -34,14 +34,14 @@ def by_confidence(records: Records) -> Ordered:
 
 
 def risk_coverage(records: Records, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of errors among the most confident predictions, against the share that is kept.
+    """Return the risk–coverage curve: the error rate of the most confident predictions against their share.
 
     Args:
-        points: of the curve, evenly spaced in coverage; fewer when there are fewer examples.
+        points: number of points, evenly spaced in coverage; fewer with fewer examples.
 
     Returns:
-        coverage: [p], share of the examples that are kept, rising to 1.
-        risk: [p], share of errors among them.
+        coverage: [p], share of the examples that are kept, ascending to 1.
+        risk: [p], error rate among them.
     """
     integer_at_least("points", points, 1)
     risks = _risks(records)
@@ -50,19 +50,19 @@ def risk_coverage(records: Records, points: int = 100) -> tuple[np.ndarray, np.n
 
 
 def aurc(records: Records) -> float:
-    """Return the area under the risk–coverage curve: the mean risk over all n coverages 1/n, 2/n, …, 1. Lower is
-    better; 0 without errors, 1 with nothing else."""
+    """Return the area under the risk–coverage curve, the mean risk over the coverages 1/n, 2/n, …, 1. Lower is better;
+    0 without errors, 1 with only errors."""
     return float(_risks(records).mean())
 
 
 def auroc(records: Records) -> float | None:
-    """Return how well confidence separates hits from errors: the probability that a hit is more confident than an
-    error, ties counted half. None when there are only hits or only errors."""
+    """Return the probability that a hit is more confident than an error, counting ties half. None if there are only
+    hits or only errors."""
     return score_auroc(records.non_empty().confidence, records.hit)
 
 
 def score_auroc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Return the probability that a positive has a higher score than a negative, ties half; None unless there are both.
+    """Return the probability that a positive scores higher than a negative, ties counted half; None without either.
 
     Scores are [n], positive is [n] bool.
     """
@@ -79,20 +79,20 @@ def score_auroc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def threshold_for(records: Records, precision: float = 0.95) -> tuple[float | None, float]:
-    """Return the lowest confidence from which on predictions reach a precision, and their share.
+    """Return the lowest confidence threshold that reaches a precision, and the share of predictions above it.
 
     Args:
-        records: at least one example; take those of the validation split, and read the coverage on the test split.
-        precision: share of hits among the predictions that are kept.
+        records: at least one example; choose the threshold on the validation split and measure on the test split.
+        precision: share of hits among the kept predictions.
 
     Returns:
-        threshold: keep predictions of at least this confidence; None when no threshold reaches it.
-        coverage: share of the examples that are kept; 0 when no threshold reaches it.
+        threshold: keep predictions of at least this confidence; None if no threshold reaches the precision.
+        coverage: share of the examples that are kept; 0 if no threshold reaches the precision.
     """
     if not 0 < precision <= 1:
         raise ValueError(f"precision must lie in (0, 1], found {precision}")
     ordered = by_confidence(records)
-    # A threshold keeps all examples of a confidence or none.
+    # A threshold keeps all examples of equal confidence or none of them.
     enough = np.flatnonzero(np.cumsum(ordered.hits) >= precision * ordered.ends)
     if not len(enough):
         return None, 0.0
@@ -101,7 +101,7 @@ def threshold_for(records: Records, precision: float = 0.95) -> tuple[float | No
 
 
 def _risks(records: Records) -> np.ndarray:
-    """Return the share of errors among the 1, 2, …, n most confident predictions, [n]."""
+    """Return the error rate of the 1, 2, …, n most confident predictions, [n]."""
     errors = 1 - by_confidence(records).hit
     return np.cumsum(errors) / np.arange(1, len(errors) + 1)
 
@@ -112,16 +112,16 @@ BINNINGS: tuple[Binning, ...] = ("mass", "width")
 
 
 def reliability(records: Records, bins: int = BINS, kind: Binning | str = "mass") -> list[tuple[float, float, int]]:
-    """Return confidence against accuracy of the most probable class, in bins of the confidence.
+    """Return the reliability diagram: confidence and accuracy in bins of the confidence.
 
     Args:
         records: at least one example.
-        bins: how many; those without examples are left out of the result.
-        kind: "mass" for bins of equally many examples (give or take one); "width" for bins of equal width, each with
-            its lower edge and without its upper one, but the last with both.
+        bins: number of bins; empty bins are omitted.
+        kind: "mass" for bins with equal numbers of examples (up to one); "width" for bins of equal width, which include
+            their lower edge, and the last bin also its upper edge.
 
     Returns:
-        Mean confidence, share of hits and number of examples of each bin, by rising confidence.
+        Mean confidence, accuracy and number of examples of each bin, by ascending confidence.
     """
     integer_at_least("bins", bins, 1)
     one_of("kind", kind, BINNINGS)
@@ -131,7 +131,7 @@ def reliability(records: Records, bins: int = BINS, kind: Binning | str = "mass"
         starts = np.arange(bins + 1) * len(confidence) // bins
     else:
         starts = np.searchsorted(confidence, np.linspace(0, 1, bins + 1), side="left")
-        # Rounding may put a confidence just above 1.
+        # Rounding may raise a confidence slightly above 1.
         starts[-1] = len(confidence)
     return [
         (float(confidence[start:stop].mean()), float(hit[start:stop].mean()), int(stop - start))
@@ -141,8 +141,8 @@ def reliability(records: Records, bins: int = BINS, kind: Binning | str = "mass"
 
 
 def calibration_error(records: Records, bins: int = BINS, kind: Binning | str = "mass") -> float:
-    """Return the expected calibration error: the mean over examples of |accuracy − confidence| of their bins, which are
-    those of `reliability`."""
+    """Return the expected calibration error, the mean over examples of |accuracy − confidence| of their bin in
+    `reliability`."""
     curve = reliability(records, bins, kind)
     return sum(count * abs(accuracy - confidence) for confidence, accuracy, count in curve) / len(records)
 
@@ -151,7 +151,7 @@ BANDS = ("head", "middle", "tail")
 
 
 def nll(records: Records) -> float:
-    """Return the mean negative log-likelihood, in nats; for the sigmoid link summed over the labels."""
+    """Return the mean negative log-likelihood in nats, summed over the labels for the sigmoid link."""
     return float(-records.non_empty().log_prob.mean())
 
 
@@ -177,10 +177,10 @@ def brier(records: Records) -> float:
 def class_bands(class_counts: np.ndarray) -> np.ndarray:
     """Return the band of each class: 0 head, 1 middle, 2 tail.
 
-    Classes are sorted by their training examples, most first (of equals, the lower id). The **head** is the fewest
-    classes from the front that together have at least a third of all training examples, the **middle** continues to at
-    least two thirds, and the **tail** is all the rest, classes without training examples included. A class that crosses
-    a border belongs to the band it starts in. Counts of training examples [K] → bands [K] int8.
+    Classes are sorted by their number of training examples, descending (ties by id). The **head** are the first classes
+    that together have at least a third of all training examples, the **middle** continues to at least two thirds, and
+    the **tail** is the rest, including classes without training examples. A class that crosses a border belongs to the
+    band in which it starts. Counts of training examples [K] → bands [K] int8.
     """
     counts = np.asarray(class_counts)
     if counts.ndim != 1 or not len(counts) or (counts < 0).any():
@@ -189,16 +189,16 @@ def class_bands(class_counts: np.ndarray) -> np.ndarray:
     sorted_counts = counts[order].astype(np.int64)
     before = np.cumsum(sorted_counts) - sorted_counts
     bands = np.empty(len(counts), dtype=np.int8)
-    # Three times what came before against the total: whole numbers, so that borders are exact.
+    # Compare three times the preceding count with the total: integers, so that borders are exact.
     bands[order] = np.minimum(3 * before // max(1, int(sorted_counts.sum())), 2)
     bands[counts == 0] = 2
     return bands
 
 
 def band_accuracy(records: Records, class_counts: np.ndarray) -> dict[str, float | None]:
-    """Return precision@1 of the examples whose class is in each of `BANDS`; None for a band without examples.
+    """Return precision@1 of the examples in each of `BANDS`, by the class of the label; None for an empty band.
 
-    Records with any number of labels are in no band. `class_counts` are the training examples of each class, [K].
+    Records with several labels are in no band. `class_counts` are the training examples per class, [K].
     """
     bands = class_bands(class_counts)
     single = records.label >= 0
@@ -210,12 +210,12 @@ def band_accuracy(records: Records, class_counts: np.ndarray) -> dict[str, float
 
 
 def summarise(records: Records, class_counts: np.ndarray | None = None) -> dict[str, float | None]:
-    """Return all metrics by name, ready for JSON: one that is not defined is None, never NaN.
+    """Return all metrics by name, ready for JSON; undefined metrics are None, never NaN.
 
-    `nll`, `nll_standard_error`, `brier`, `aurc` and `auroc` are the functions of these names; `precision@1` and
-    `precision@5` are `precision_at`; `calibration_error` has bins of equal mass, `calibration_error_width` of equal
-    width; `accuracy_head`, `accuracy_middle` and `accuracy_tail` are `band_accuracy`, where the training examples of
-    each class are known, `class_counts` [K]; `examples` is how many.
+    `nll`, `nll_standard_error`, `brier`, `aurc` and `auroc` are the functions of these names. `precision@1` and
+    `precision@5` are `precision_at`. `calibration_error` uses bins of equal mass, `calibration_error_width` of equal
+    width. `accuracy_head`, `accuracy_middle` and `accuracy_tail` are `band_accuracy`, if `class_counts` [K] are given.
+    `examples` is the number of examples.
     """
     bands = dict.fromkeys(BANDS) if class_counts is None else band_accuracy(records, class_counts)
     return {

@@ -1,4 +1,4 @@
-"""What a head costs: its parameters, counted on real modules that hold no data, and the memory to train them."""
+"""The cost of a head: its parameters, counted on modules without data, and its training memory."""
 
 from hetxl.profiling.backbones import PRESETS, Backbone, build_backbone
 from hetxl.profiling.parameters import (

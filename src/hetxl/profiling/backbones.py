@@ -1,5 +1,5 @@
-"""Backbones by name, as real modules: on the `meta` device for shapes and counts without weights, or on another, with
-random ones, to measure them. Nothing is downloaded."""
+"""Create backbones by name: on the `meta` device to count parameters without weights, or on another device with random
+weights to measure them. Nothing is downloaded."""
 
 import difflib
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from hetxl.profiling.parameters import count_parameters
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network up to its features."""
+    """A network without its classifier."""
 
     name: str
-    features: int  # D, the width that a head reads
+    features: int  # D, size of the features
     module: nn.Module
-    image_size: int = 224  # height and width of the images that it takes, if it takes images
+    image_size: int = 224  # height and width of its images, if it takes images
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the features [B, D] of images [B, 3, height, width]."""
@@ -32,7 +32,7 @@ class Backbone:
 
     @property
     def parameters(self) -> int:
-        """Return how many the module has."""
+        """Return the number of parameters."""
         return count_parameters(self.module)
 
 
@@ -65,7 +65,7 @@ def build_backbone(name: str, device: str = "meta", image_size: int = 224) -> Ba
     Args:
         name: "resnet152" or "vit-l/32" for the paper's; "timm:NAME" for a model of timm, such as "timm:resnet50";
             "hf:MODEL_TYPE" for a model type of transformers in its default configuration, such as "hf:bert".
-        image_size: of the images that one of the paper's takes.
+        image_size: height and width of images, for the paper's backbones.
     """
     library, _, model = name.partition(":")
     if library == "timm" and model:
@@ -85,7 +85,7 @@ def _timm(name: str, model: str, device: str) -> Backbone:
             raise unknown_model(name, "timm", model, timm.list_models())
         with _building(name, device):
             module: Any = timm.create_model(model, num_classes=0)
-    # Some models widen their features once more in front of the classifier: num_features is the width before that.
+    # Some models widen their features before the classifier; num_features is the size before that.
     features = getattr(module, "head_hidden_size", None) or module.num_features
     return Backbone(name, features, module, module.default_cfg["input_size"][-1])
 
@@ -102,12 +102,12 @@ def _transformers(name: str, model: str, device: str) -> Backbone:
             features = hidden_size(config)
             module = AutoModel.from_config(config) if features else None
     if features is None or module is None:
-        raise ValueError(f"backbone {name!r} states no single feature size; count its head alone with --features D")
+        raise ValueError(f"backbone {name!r} has no single feature size; count only its head with --features D")
     return Backbone(name, features, module)
 
 
 def hidden_size(config: Any) -> int | None:
-    """D from a configuration of transformers, whose families name it differently; None when it has none."""
+    """Return D from a configuration of transformers, where its name varies; None if there is none."""
     for field in ("hidden_size", "hidden_sizes", "d_model", "hidden_dim"):
         size = getattr(config, field, None)
         if isinstance(size, list | tuple) and size:
@@ -118,32 +118,32 @@ def hidden_size(config: Any) -> int | None:
 
 
 def unknown_model(name: str, library: str, model: str, known: list[str]) -> ValueError:
-    """Return what to raise for a model that a library does not have; it names the nearest one."""
+    """Return the error for a model that a library does not have, with the most similar name."""
     near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)
-    return ValueError(f"backbone {name!r} names none of {len(known)} models; did you mean '{library}:{near[0]}'?")
+    return ValueError(f"backbone {name!r} is not one of {len(known)} models; did you mean '{library}:{near[0]}'?")
 
 
 @contextmanager
 def _building(name: str, device: str) -> Iterator[None]:
-    """Everything inside is made on the device; a model that cannot be made there is named."""
+    """Create modules on the device, and name the model in errors."""
     try:
         with torch.device(device):
             yield
     except ImportError:
         raise
-    except Exception as error:  # a constructor of another library may raise anything
+    except Exception as error:  # constructors of other libraries may raise anything
         raise ValueError(
             f"backbone {name!r} cannot be built without data: {type(error).__name__}: {error}. "
-            "Count its head alone with --features D"
+            "Count only its head with --features D"
         ) from error
 
 
 @contextmanager
 def importing(library: str, name: str) -> Iterator[None]:
-    """Turns what a missing or broken library raises into an error that says what to do.
+    """Replace the error of a missing or broken library by one that says what to do.
 
-    A torchvision built for another torch raises a RuntimeError as it is imported; transformers, which imports its
-    models when they are first used, hides that one behind a ModuleNotFoundError.
+    A torchvision that was built for another torch raises a RuntimeError on import. transformers, which imports its
+    models on first use, hides it behind a ModuleNotFoundError.
     """
     try:
         yield

@@ -1,12 +1,12 @@
-"""How much memory the training of a classifier takes, and how many classes fit into a given one.
+"""Estimate the memory to train a classifier, and the number of classes that fit into a given memory.
 
     W and b          width · K · (D + 1)
-    their gradients  the same; with sparse gradients only the rows of the active classes, three times
+    their gradients  the same; with sparse gradients three times the rows of the active classes
     moments          twice the size of W and b (Adam)
     blocks           the working memory of the loss, see `hetxl.functional.plan`
-    index            a retrieved classifier's: the rows once more, and their ids
+    index            retrieved classifier: a copy of the rows, and their ids
 
-Everything grows with K but the blocks, which stop at the memory budget.
+Everything grows with K except the blocks, which are limited by the memory budget.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from hetxl.functional import plan
 CLASSIFIERS = ("linear", "sampled", "retrieved")
 
 TOUCHED = 3
-"""Copies of the active rows with sparse gradients: the gradient, the same in the order of the rows, and the step."""
+"""Copies of the active rows with sparse gradients: the gradient, its sorted copy, and the step."""
 
 INDEX_BYTES = 8
-"""Of a class in the index beside its row: its id."""
+"""Bytes of a class's id in the index."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a training step by what they are for."""
+    """Bytes of a training step, by purpose."""
 
     weights: int  # W and b
     gradients: int
-    moments: int  # of the optimiser
+    moments: int  # moments of the optimiser
     blocks: int  # working memory of the loss
-    index: int  # of a retrieved classifier
+    index: int  # index of a retrieved classifier
 
     @property
     def total(self) -> int:
-        """Return all of it."""
+        """Return the sum."""
         return self.weights + self.gradients + self.moments + self.blocks + self.index
 
 
@@ -53,16 +53,16 @@ def training_memory(
     width: int = 4,
     memory_budget: int | None = None,
 ) -> Memory:
-    """Return what a training step of a head over a "linear", "sampled" or "retrieved" classifier takes, beyond the
+    """Return the memory of a training step of a head with a "linear", "sampled" or "retrieved" classifier, without the
     backbone.
 
     Args:
         samples: S; 1 for DET.
         size: Q, rows of the noise's basis, R + 1 with the rank-1 residual; 0 for DET.
-        active: classes that a step looks at beside the batch's labels, when it does not look at all.
-        moments: tensors like W that the optimiser keeps: 2 for Adam, 1 for SGD with momentum.
-        width: bytes of a number.
-        memory_budget: of the loss, see `hetxl.functional.plan`.
+        active: number of active classes in addition to the batch's labels; None for all classes.
+        moments: number of tensors like W in the optimiser: 2 for Adam, 1 for SGD with momentum.
+        width: bytes per number.
+        memory_budget: memory budget of the loss, see `hetxl.functional.plan`.
     """
     one_of("classifier", classifier, CLASSIFIERS)
     for name, value in {"in_features": in_features, "num_classes": num_classes, "batch": batch}.items():
@@ -84,7 +84,7 @@ def training_memory(
 
 
 def largest_num_classes(in_features: int, memory: int, **options: object) -> int:
-    """Return the largest K whose training fits into `memory` bytes; options as of `training_memory`. 0 if none does."""
+    """Return the largest K whose training fits into `memory` bytes, or 0; options are those of `training_memory`."""
     fits, beyond = 0, 1
     while training_memory(in_features, beyond, **options).total <= memory:  # pyright: ignore[reportArgumentType]
         fits, beyond = beyond, 2 * beyond

@@ -1,6 +1,6 @@
-"""Parameters of a head beside its backbone, and the memory that training them takes in float32.
+"""Count the parameters of a head and its backbone, and their training memory in float32.
 
-The heads are the real modules, made on the `meta` device: exact counts, and no memory for the weights themselves.
+The heads are created on the `meta` device, which gives exact counts without memory for the weights.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ from hetxl.registry import RANK, head_entry
 FLOAT32_BYTES = 4
 
 LARGEST_SIZE = 100_000_000
-"""Limit on K, D, R, M and H here: HET-H computes its hash of K classes even without data."""
+"""Upper limit of K, D, R, M and H, because HET-H computes its hash of K classes even without data."""
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the parameters of a module; one that is shared inside it counts once."""
+    """Return the number of parameters of a module, counting shared parameters once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -28,9 +28,9 @@ class HeadParameters:
     """The parameters of one head, by part."""
 
     classifier: int  # W and b, D·K + K
-    covariance: int  # all that makes the noise; 0 for DET
-    projection: int  # W′, K·M; 0 unless HET-XL has a noise space of its own
-    temperature: int  # 1 when τ is learned
+    covariance: int  # parameters of the noise; 0 for DET
+    projection: int  # W′, K·M; 0 unless HET-XL has a separate noise space
+    temperature: int  # 1 if τ is learned
 
     @property
     def total(self) -> int:
@@ -40,7 +40,7 @@ class HeadParameters:
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What parameters take in training, without activations."""
+    """Bytes of parameters in training, without activations."""
 
     weights: int  # 4 bytes for each parameter
     gradients: int  # 4 bytes
@@ -48,7 +48,7 @@ class TrainingBytes:
 
     @property
     def total(self) -> int:
-        """16 bytes for each parameter."""
+        """Return 16 bytes per parameter."""
         return self.weights + self.gradients + self.optimiser
 
 
@@ -61,7 +61,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """Backbone and head."""
+        """Return the sum of backbone and head."""
         return self.backbone + self.head.total
 
     @property
@@ -76,9 +76,9 @@ class HeadRow:
     """One head of a comparison."""
 
     head: str  # its name, a key of `hetxl.nn.HEADS`
-    count: ParameterCount | None  # None for a head that these sizes do not allow
-    added: float | None  # share of parameters beyond DET's total, 0.05 for 5% more; None like `count`
-    refused: str | None = None  # why there is no count
+    count: ParameterCount | None  # None for a head that is impossible at these sizes
+    added: float | None  # parameters added to DET's total, as a share: 0.05 for 5 % more; None if `count` is None
+    refused: str | None = None  # reason for a missing count
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as plain numbers, for JSON."""
@@ -92,7 +92,7 @@ class HeadRow:
 
 
 def count_head(head: Head) -> HeadParameters:
-    """Return the parameters of a head by part. A classifier that is a plain function has none of its own."""
+    """Return the parameters of a head by part. A classifier that is a plain function has none."""
 
     def part(name: str) -> int:
         module = getattr(head, name, None)
@@ -118,16 +118,16 @@ def compare_heads(
     noise_features: int | None = None,
     buckets: int | None = None,
 ) -> list[HeadRow]:
-    """Return the four heads for one problem, DET first.
+    """Return the four heads for given sizes, DET first.
 
-    A head whose covariance would be too large is a row with the reason in `refused`; wrong options raise.
+    A head whose covariance would be too large has the reason in `refused`; invalid options raise.
 
     Args:
-        backbone: its parameters.
-        noise_features: M, HET-XL only: noise in a space of its own.
+        backbone: number of parameters of the backbone.
+        noise_features: M, HET-XL only: size of a separate noise space.
         buckets: H, HET-H only.
     """
-    # Checked here although the heads check them too: what a head refuses below is then a matter of its size alone.
+    # Checked before the heads do, so that a head below can only fail because of its size.
     shared: dict[str, Any] = {"rank": rank, "covariance": covariance, "residual": residual, "device": "meta"}
     sizes = {"noise_features": noise_features, "buckets": buckets}
     for name, size in {"in_features": in_features, "num_classes": num_classes, "rank": rank, **sizes}.items():
@@ -144,7 +144,7 @@ def compare_heads(
         except ValueError as error:
             rows.append(HeadRow(name, None, None, refused=str(error)))
             continue
-        except RuntimeError as error:  # torch's word for a tensor with more bytes than an address can count
+        except RuntimeError as error:  # torch's error for a tensor that exceeds the address space
             rows.append(HeadRow(name, None, None, refused=f"too large for any memory: {str(error).splitlines()[0]}"))
             continue
         count = ParameterCount(backbone, count_head(head))
@@ -153,12 +153,12 @@ def compare_heads(
 
 
 def format_count(parameters: int) -> str:
-    """Return a number of parameters for people: all digits below a million, then millions as the paper gives them."""
+    """Format a number of parameters: all digits below a million, else in millions as in the paper."""
     return f"{parameters:,}" if parameters < 1_000_000 else f"{parameters / 1e6:,.2f}M"
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes for people, in powers of 1024."""
+    """Format a number of bytes in powers of 1024."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -49,9 +49,9 @@ def test_backbones_have_known_sizes(name, features, parameters):
         ("hf:", "'hf:MODEL_TYPE'"),
         ("", "backbone must be one of"),
         ("timm:resnet5", "did you mean 'timm:resnet50'"),
-        ("timm:hf-hub:someone/model", "names none of"),  # would be a download
+        ("timm:hf-hub:someone/model", "is not one of"),  # would be a download
         ("hf:bertt", "did you mean 'hf:bert'"),
-        ("hf:clip", "states no single feature size; count its head alone with --features D"),
+        ("hf:clip", "has no single feature size; count only its head with --features D"),
     ],
 )
 def test_unknown_names_raise(name, message):

@@ -145,7 +145,7 @@ def test_large_numbers_are_not_cut_short():
         ("--backbone resnet15 --classes 10", "did you mean 'resnet152'?"),
         ("--backbone timm:resnet5 --classes 10", "did you mean 'timm:resnet50'?"),
         ("--backbone hf:bertt --classes 10", "did you mean 'hf:bert'?"),
-        ("--backbone hf:clip --classes 10", "count its head alone with --features D"),
+        ("--backbone hf:clip --classes 10", "count only its head with --features D"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(arguments, message):
