@@ -95,7 +95,7 @@ def test_options_of_the_networks():
         ("hf:resnet", FEATURES, "backbone 'hf:resnet' is for images, but this data is features"),
         ("resnet18", IMAGES, "backbone"),
         ("timm:", IMAGES, "backbone"),
-        ("timm:resnet81", IMAGES, "backbone 'timm:resnet81' names none of"),
+        ("timm:resnet81", IMAGES, "backbone 'timm:resnet81' is not one of"),
         ("hf:mobilebert", IMAGES, "backbone 'hf:mobilebert' takes input_ids, and not images; use a vision model"),
         ("hf:levit", IMAGES, "backbone 'hf:levit' does not take images of 32 × 32"),
     ],
