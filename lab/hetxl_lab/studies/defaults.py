@@ -132,13 +132,13 @@ def tune_det(lab: Lab, config: TrainConfig) -> tuple[TrainConfig, list[Trial]]:
     if rate is None or decay is None:
         raise ValueError("a setting must state learning_rate and weight_decay")
     rates = [factor * rate for factor in LEARNING_RATES]
-    rate = _lowest(lambda values: losses([(value, decay) for value in values]), rates, beyond_both=True)
+    rate = lowest(lambda values: losses([(value, decay) for value in values]), rates, beyond_both=True)
     decays = sorted({decay, *WEIGHT_DECAYS})
-    chosen = _lowest(lambda values: losses([(rate, value) for value in values]), decays, beyond_both=False)
+    chosen = lowest(lambda values: losses([(rate, value) for value in values]), decays, beyond_both=False)
     return replace(config, learning_rate=rate, weight_decay=chosen), list(trials.values())
 
 
-def _lowest(costs: Callable[[Sequence[float]], Sequence[float]], values: Sequence[float], beyond_both: bool) -> float:
+def lowest(costs: Callable[[Sequence[float]], Sequence[float]], values: Sequence[float], beyond_both: bool) -> float:
     """Return the value of the least cost; an end that is the best is passed, until it no longer is, or up to `REACH`.
 
     The values to begin with are from small to large; `beyond_both` steps over the lower end, too.

@@ -90,6 +90,10 @@ _LEVERS_OPTIONS = (
     Option("data", str, "pycode", "As for hetxl train.", positional=True),
     Option("levers", str, None, "Which, with commas between, as in rank,samples [all]."),
 )
+_LOCKED_OPTIONS = (
+    Option("data", str, None, "Pairs of your own, as for hetxl contrastive train [three sets].", positional=True),
+    Option("sets", str, None, "Which sets, with commas between, as in icons,glosses [all]."),
+)
 _FLIPPED = Option("rate", int, 10, "Share of the labels that are flipped, in percent.", minimum=1)
 _MORE_FLIPPED = replace(_FLIPPED, default=30)
 
@@ -143,6 +147,17 @@ ENTRIES: dict[str, Entry] = {
         _pairs("contrastive", "Contrastive learning", "Table “HET-XL LiT”", 1, 25),
         _pairs("normalisation", "When to normalise embeddings", "Table “Placements of the normalization”", 1, 15),
         _pairs("test-noise", "Noise at test time", "Section “Deterministic versus stochastic … at test time”", 1, 12),
+        Entry(
+            "locked-towers",
+            "Locked pre-trained towers",
+            "–",
+            1,
+            15,
+            "locked_towers",
+            _LOCKED_OPTIONS,
+            "5; quick 5",
+            "runs/study-locked-towers/runs",
+        ),
         Entry("defaults", "HET-XL's defaults against a tuned DET", "–", 2, 180, "defaults", _DEFAULTS_OPTIONS, "5"),
         Entry("strangers", "The defaults on a stranger's data", "–", 3, 150, "strangers", _STRANGERS_OPTIONS),
         Entry("recovery", "How near to the true model", "–", 1, 10, "recovery", _RECOVERY_OPTIONS, "3"),

@@ -105,6 +105,7 @@ PAIR_SETTINGS: dict[str, dict[str, Any]] = {
 PAIR_METRICS: dict[str, tuple[str, ...]] = {
     "zero_shot_top1": ("metrics", "test", "zero_shot", "top1"),
     "zero_shot_top5": ("metrics", "test", "zero_shot", "top5"),
+    "nll": ("metrics", "test", "zero_shot", "nll"),
     "unseen_top1": ("metrics", "test", "zero_shot", "unseen_top1"),
     "sampled_top1": ("metrics", "test", "zero_shot_sampled", "top1"),
     "sampled_top5": ("metrics", "test", "zero_shot_sampled", "top5"),

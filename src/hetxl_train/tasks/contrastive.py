@@ -14,7 +14,15 @@ from torch import nn, optim
 
 from hetxl._files import write_json
 from hetxl._seeds import derive_seed
-from hetxl.contrastive.retrieval import auroc, pair_distance, pair_noise, retrieval_recall, top_k, zero_shot_weights
+from hetxl.contrastive.retrieval import (
+    auroc,
+    log_prob_blocks,
+    pair_distance,
+    pair_noise,
+    retrieval_recall,
+    top_k,
+    zero_shot_weights,
+)
 from hetxl.functional._torch import to_accumulation_dtype
 from hetxl_train import towers
 from hetxl_train.config import ContrastiveConfig
@@ -385,14 +393,19 @@ def zero_shot(
     """Return the accuracy of naming images, with the seed of the samples; 0 samples are representations without noise.
 
     Returns:
-        "classes", "chance", "top1", "top5", and with the texts `seen` in training "unseen_classes", and "unseen_top1"
-        and "unseen_top5" for the classes that are not among them.
+        "classes", "chance", "nll", "top1", "top5", and with the texts `seen` in training "unseen_classes", and
+        "unseen_top1" and "unseen_top5" for the classes that are not among them.
     """
     generator = torch.Generator(device=embedded.images.device).manual_seed(seed)
-    best, _ = top_k(model.loss, embedded.images, classes.weights, max(TOP), samples, generator)
-    hits = best.cpu().numpy() == classes.labels[:, None]  # [n, 5]
-    count = len(classes.weights)
+    labels, count = torch.from_numpy(classes.labels).to(embedded.images.device), len(classes.weights)
+    best, losses, start = [], [], 0
+    for log_probs in log_prob_blocks(model.loss, embedded.images, classes.weights, samples, generator):
+        best.append(log_probs.topk(min(max(TOP), count), dim=-1).indices)
+        losses.append(-log_probs.gather(1, labels[start : start + len(log_probs), None]))
+        start += len(log_probs)
+    hits = (torch.cat(best) == labels[:, None]).cpu().numpy()  # [n, 5]
     result: dict[str, Any] = {"classes": count, "chance": 1 / count, "samples": samples}
+    result["nll"] = float(torch.cat(losses).double().mean())
     result |= {f"top{k}": float(hits[:, :k].any(1).mean()) for k in TOP}
     if seen is not None and classes.names is not None:
         unseen = np.array([name not in seen for name in classes.names])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetxl.contrastive import zero_shot_log_probs
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.pairs import open_pairs, swapped
 from hetxl_train.distributed import World
@@ -76,6 +77,15 @@ def test_a_model_that_knows_the_seen_half_of_the_classes_is_right_on_those(split
     metrics = accuracy(model, known._replace(images=images), seen={f"name {number}" for number in range(20)})
     assert metrics["top1"] == 0.5
     assert metrics["unseen_top1"] == 0
+
+
+def test_zero_shot_nll_is_that_of_the_log_probabilities_of_the_own_classes(model, known):
+    classes = classes_of(model, known, READER, ("{}",))
+    log_probs = zero_shot_log_probs(model.loss, known.images, classes.weights)
+    own = log_probs[torch.arange(len(known.rows)), torch.from_numpy(classes.labels)]
+    assert accuracy(model, known)["nll"] == pytest.approx(-own.mean().item(), rel=1e-5)
+    images = torch.randn(len(known.rows), 8, generator=torch.Generator().manual_seed(0))
+    assert accuracy(model, known._replace(images=images))["nll"] > accuracy(model, known)["nll"]
 
 
 def test_draws_are_seeded(model, known):

@@ -28,10 +28,18 @@ class Studied:
             self.pages[name] = (page.read_text(), json.loads(page.with_suffix(".json").read_text()))
         return self.pages[name]
 
+    def result(self, run):
+        """The result of a run, by the name of its directory."""
+        return json.loads((self.cache / run / "result.json").read_text())
+
+    def config(self, run):
+        """The configuration of a run, by the name of its directory."""
+        return json.loads((self.cache / run / "config.json").read_text())
+
     def run(self, name, out, **more):
         """Run a study, whose data and options are small."""
         options = {"levers": {"data": LEVERS_DATA, "levers": LEVERS}, "defaults": {"heads": "det,het-xl"}}.get(name, {})
-        if ENTRIES[name].module == "pairs":
+        if ENTRIES[name].module in ("pairs", "locked_towers"):
             options = {"data": str(self.pairs)}
         common = {"cache": self.cache, "jobs": 1, "console": Console(quiet=True), "options": options}
         return run_study(name, profile="miniature", out=out, **(common | more))

@@ -68,7 +68,7 @@ def test_search_extends_until_the_best_is_inside():
             seen.extend(some)
             return [abs(math.log(value / best)) for value in some]
 
-        return defaults._lowest(costs, values, both), seen
+        return defaults.lowest(costs, values, both), seen
 
     assert asked(2.0, [0.01, 0.1, 0.5], False) == (2.0, [0.01, 0.1, 0.5, 1.0, 2.0, 4.0])
     assert asked(0.1, [0.01, 0.1, 0.5], False) == (0.1, [0.01, 0.1, 0.5])
