@@ -1,4 +1,4 @@
-"""The app: from a configuration and data to a run that can be resumed, evaluated, compared and used."""
+"""The app: train, resume, evaluate, compare and use runs, from a configuration and data."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Each name brings its module when it is first used, so that `import hetxl_train.config` loads no model.
+    # Modules are imported when a name is first used, so that `import hetxl_train.config` does not load models.
     if name in _MODULES:
         return getattr(importlib.import_module(f"hetxl_train.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

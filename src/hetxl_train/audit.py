@@ -1,7 +1,7 @@
-"""`hetxl audit`: which labels of a dataset are probably wrong, a page to decide about them, and the corrected labels.
+"""`hetxl audit`: find the labels of a dataset that are probably wrong, review them on a page, and correct them.
 
-Every row is predicted by a run that was not trained on it: the rows are divided into folds, and for each fold a run is
-trained on the others (cross-fitting). What is kept of a prediction is a few numbers (`hetxl.metrics.audit`).
+Every row is predicted by a run that was not trained on it: rows are divided into folds, and each fold is predicted by a
+run trained on the others (cross-fitting). Only a few numbers of each prediction are stored (`hetxl.metrics.audit`).
 """
 
 import csv
@@ -34,38 +34,37 @@ from hetxl_train.runs import Trained, load_run
 from hetxl_train.training import train
 
 VALIDATION = 0.1
-"""Share of a fold's training rows that its run is validated on."""
+"""Share of a fold's training rows that are used for validation."""
 COLUMNS: tuple[str, ...] = (
     "row", "label", "suggestion", "score", "reason", "suspect", "label_probability", "suggestion_probability", "source",
 )  # fmt: skip
 NONE = ""
-"""A label that is missing, or the suggestion to remove one, in tables (several labels a row)."""
+"""Entry in tables for a missing label, or for the suggestion to remove one (several labels per row)."""
 CONFUSED, EXPLAINED = -0.5, float(np.log(2))
-"""Correlation below which two classes are confused with each other, and the gain from which noise explains a label."""
+"""Two classes count as confused below this correlation, and noise explains a label above this gain."""
 
 
 class AuditResult(NamedTuple):
-    """An audit with the data that it is of."""
+    """An audit with its data."""
 
     directory: Path
     audit: Audit  # most suspicious first
     split: Split
     class_names: Sequence[str]
-    wrong: np.ndarray | None  # [n] bool, which labels were replaced, where label noise was added to the data
+    wrong: np.ndarray | None  # [n] bool, whether a label was replaced; None unless label noise was added
 
 
 def audit_data(
     config: TrainConfig, directory: Path, *, folds: int = 4, run: str | None = None, console: Console | None = None
 ) -> AuditResult:
-    """Audit the labels of a dataset, and write audit.csv, audit.json and audit.html into a directory.
+    """Audit the labels of a dataset, and write audit.csv, audit.json and audit.html to a directory.
 
-    Rows are those of the whole dataset, or of its training split where it has splits. Folds that are finished are not
-    trained again.
+    The audit covers the training split, or all rows of a dataset without splits. Finished folds are not trained again.
 
     Args:
-        config: the data, and how the run of each fold is trained; its `out` is not used.
+        config: the data and the options of the folds' runs; its `out` is not used.
         folds: number of folds.
-        run: directory of a trained run that has not seen this data, which predicts it in the place of the folds.
+        run: directory of a trained run that has not seen this data, to use instead of folds.
     """
     console = console or Console()
     if integer_at_least("folds", folds, 2) > 50:
@@ -98,7 +97,7 @@ def audit_data(
 
 
 def _whole(config: TrainConfig) -> Dataset:
-    """Open the data with all its rows as the training split, with the label noise that the configuration asks for."""
+    """Open the data with all rows in the training split, and with the configured label noise."""
     clean = dataclasses.replace(config, validation=None, test=None, label_noise="none", label_noise_rate=0.0)
     dataset = open_data(clean, whole=True)
     rows = dataset.splits.get("train") or dataset.splits["test"]
@@ -109,16 +108,18 @@ def _whole(config: TrainConfig) -> Dataset:
 
 
 def fold_of(labels: Labels, folds: int, seed: int) -> np.ndarray:
-    """Return the fold of every row [n], −1 for rows without a label; the rows of a class are divided evenly."""
+    """Return the fold of every row [n], −1 for rows without a label; each class is divided evenly."""
     fold, order = np.full(len(labels), -1), np.random.default_rng(seed).permutation(labels.labelled())
     if not labels.multi:
-        order = order[np.argsort(np.asarray(labels.ids)[order], kind="stable")]  # by class, at random within
+        order = order[
+            np.argsort(np.asarray(labels.ids)[order], kind="stable")
+        ]  # by class, in random order within a class
     fold[order] = np.arange(len(order)) % folds
     return fold
 
 
 def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: int, console: Console) -> Audit:
-    """Train a run for every fold on the other rows, and predict its own."""
+    """Train a run for every fold on the other rows, and predict the fold with it."""
     split, seed = dataset.splits["train"], derive_seed(config.seed, 21)
     fold = fold_of(split.labels, folds, seed)
     if (sizes := np.bincount(fold[fold >= 0], minlength=folds)).min() == 0:
@@ -152,7 +153,7 @@ def _cross_fit(config: TrainConfig, dataset: Dataset, directory: Path, folds: in
 def _predicted(
     trained: Trained, split: Split, rows: np.ndarray, reference: np.ndarray, config: TrainConfig, console: Console
 ) -> Audit:
-    """Predict some rows of a split, compare them with a reference, and return what an audit keeps of that."""
+    """Predict rows of a split, compare them with their neighbours in a reference, and return their audit."""
     parts, read = zip(*trained.features(split, some_rows(reference, MAX_ROWS), config.workers), strict=True)
     compared, classes = np.concatenate(read), len(trained.class_names)
     known = torch.cat(parts).to(trained.model.device), split.labels.take(compared), classes
@@ -170,7 +171,7 @@ def _predicted(
 
 def rows_of(result: AuditResult, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the rows of audit.csv, most suspicious first."""
-    audit, names = result.audit, [*result.class_names, NONE]  # the last is that of −1
+    audit, names = result.audit, [*result.class_names, NONE]  # the last entry is for −1
     columns = [getattr(audit, field.name)[:limit].tolist() for field in dataclasses.fields(Audit)]
     columns.append(audit.is_suspect[:limit].astype(int).tolist())
     for row, label, suggestion, score, own, other, gain, correlation, near, suspect in zip(*columns, strict=True):
@@ -191,7 +192,7 @@ def rows_of(result: AuditResult, limit: int | None = None) -> Iterator[dict[str,
 def reason(
     label: str, suggestion: str, own: float, other: float, gain: float, correlation: float, near: float = np.nan
 ) -> str:
-    """Return in one sentence why a label is, or is not, suspicious; the numbers are those of an `Audit`."""
+    """Explain in one sentence why a label is suspicious or not; the numbers are those of an `Audit`."""
     if label == NONE:
         notes, kind = [f"{suggestion} is not among the labels and has probability {other:.1%}"], f"have {suggestion}"
     elif suggestion == NONE:
@@ -210,7 +211,7 @@ def reason(
 
 
 def summary(result: AuditResult, pairs: int = 20) -> dict[str, Any]:
-    """Return what audit.json says of the labels: how many are suspects, by class and by pair of classes."""
+    """Return the content of audit.json: the numbers of suspect labels, by class and by pair of classes."""
     audit, names = result.audit, result.class_names
     labels, suspects = audit.class_errors(len(names))
     order = np.argsort(-suspects, kind="stable")[:pairs]
@@ -231,13 +232,13 @@ def summary(result: AuditResult, pairs: int = 20) -> dict[str, Any]:
 
 
 def average_precision(hits: np.ndarray) -> float | None:
-    """Return the mean precision at each hit, [m] bool in the order of the ranking; None without hits."""
+    """Return the mean precision at each hit, for hits [m] bool in ranking order; None without hits."""
     precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
     return float(precision[hits].mean()) if hits.any() else None
 
 
 def _write_parquet(result: AuditResult) -> None:
-    """Write audit.parquet beside audit.csv."""
+    """Write audit.parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -254,21 +255,21 @@ def _write_parquet(result: AuditResult) -> None:
 def apply_decisions(
     directory: Path, out: Path, *, decisions: Path | None = None, top: float | None = None
 ) -> tuple[int, int]:
-    """Write the data of an audit with corrected labels; return the number of changed rows, and of all rows.
+    """Write a copy of the audited data with corrected labels; return the number of changed rows, and of all rows.
 
-    The data itself is not changed. Images and texts become a manifest, .csv with the columns `image` or `text` and
-    `label`; arrays an .npz file with `features` and `labels`.
+    The original data is not changed. Images and texts are written as a manifest, a .csv file with the columns `image`
+    or `text` and `label`; arrays as an .npz file with `features` and `labels`.
 
     Args:
-        directory: of the audit.
-        decisions: CSV file that audit.html saves, with the columns `row`, `label`, `suggestion` and `decision`.
-        top: without decisions, the share of all labels that get their suggestion: the most suspicious, if suspects.
+        directory: directory of the audit.
+        decisions: CSV file saved from audit.html, with the columns `row`, `label`, `suggestion` and `decision`.
+        top: without decisions, the share of all labels to replace by their suggestion: the most suspicious suspects.
     """
     about = directory / "audit.json"
     if not about.exists():
         raise FileNotFoundError(f"{directory} has no audit.json; pass the --out directory of hetxl audit")
     if (decisions is None) == (top is None):
-        raise ValueError("give either a decisions file or --top SHARE, one of them")
+        raise ValueError("pass either a decisions file or --top SHARE")
     written = read_json(about, dict)
     config = TrainConfig(data=written["data"], labels=written["labels"], data_seed=written["data_seed"])
     dataset = _whole(config)
@@ -293,7 +294,7 @@ def _top_suspects(path: Path, count: int) -> Iterator[dict[str, str]]:
 
 
 def _table(path: Path, column: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV file that has the columns of a decision."""
+    """Yield the rows of a CSV file with decisions."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; save it from audit.html, or pass --top")
     with open(path, encoding="utf-8-sig", newline="") as file:

@@ -1,8 +1,8 @@
-"""Backbones by name, [B, ...] to features [B, D]: a multi-layer perceptron for features or tokens, a small residual
-network for images, or a model of timm or transformers.
+"""Create backbones by name, [B, ...] to features [B, D]: a multi-layer perceptron for features or tokens, a small
+residual network for images, or a model of timm or transformers.
 
-Our own normalise without batch statistics, so that a batch may be cut into any parts; where images are all alike, the
-last layer does not (`Cnn(centred=True)`).
+Our own networks normalise without batch statistics, so that a batch can be split into any parts. The exception is the
+last layer for images that are nearly the same (`Cnn(centred=True)`).
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from hetxl_train.config import BACKBONES, BackboneOptions
 from hetxl_train.data.dataset import InputSpec
 
 DEFAULTS = {"features": "none", "tokens": "mlp", "image": "cnn", "text": "hf:NAME"}
-"""What `--backbone auto` stands for, by the kind of input."""
+"""The backbone of `--backbone auto` for each kind of input."""
 FIRST_TOKEN = ("vit", "deit")
-"""Model types of transformers whose classifiers read the first token, without the pooler that the model has alone."""
+"""Model types of transformers whose classifiers read the first token without the pooler of the bare model."""
 SIZES = ("features", "width", "depth", "embedding", "dropout")
-"""Options of the networks that are built here; others are as their libraries have them."""
+"""Options that only the networks of this module have."""
 
 GREY_CNN: dict[str, Any] = {"places": 4, "stages": 3, "centred": True}
-"""How `cnn` reads grey images. Places per side: on 300 characters, 300 steps, 78 % of the test images were
-right, and 1 % with the mean over all places. Stages: three do as well as four, at a third of the work. Centred: on all
-characters, 500 steps of 128 images, one seed, validation NLL 3.96 and 38 % right, and without 8.08 and none."""
+"""Options of `cnn` for grey images. Places per side: with 300 characters and 300 steps, the test accuracy was 78 %, and
+1 % with the mean over all places. Stages: three are as accurate as four, at a third of the cost. Centred: with all
+characters, 500 steps of 128 images and one seed, validation NLL 3.96 and accuracy 38 %; without, 8.08 and 0 %."""
 
 
 class TokenWindow(nn.Module):
-    """The embeddings of the C tokens before the one to predict, side by side."""
+    """Concatenate the embeddings of the C tokens before the one to predict."""
 
     def __init__(self, vocabulary: int, context: int, embedding: int):
         super().__init__()
@@ -45,12 +45,12 @@ class TokenWindow(nn.Module):
         self.out_features = context * embedding
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, C] ids to [B, C·E]."""
+        """Map ids [B, C] to [B, C·E]."""
         return self.table(tokens).flatten(1)
 
 
 class Mlp(nn.Module):
-    """Hidden layers with normalisation, GELU and dropout, residual after the first; then a projection to D features."""
+    """Hidden layers with normalisation, GELU, dropout and residual connections, then a projection to D features."""
 
     def __init__(self, in_features: int, width: int, depth: int, out_features: int, dropout: float = 0.0):
         super().__init__()
@@ -63,7 +63,7 @@ class Mlp(nn.Module):
         self.norm = nn.LayerNorm(out_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, in_features] to [B, D]."""
+        """Map [B, in_features] to [B, D]."""
         hidden = self.first(inputs)
         for layer in self.hidden:
             hidden = hidden + layer(hidden)
@@ -71,7 +71,7 @@ class Mlp(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3 × 3 convolutions around a residual path, normalised by groups before each."""
+    """A residual block of two 3 × 3 convolutions with group normalisation before each."""
 
     def __init__(self, inside: int, outside: int, stride: int):
         super().__init__()
@@ -86,7 +86,7 @@ class _Block(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(inside, outside, 1, stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, c, h, w] to [B, c′, h / stride, w / stride]."""
+        """Map [B, c, h, w] to [B, c′, h / stride, w / stride]."""
         hidden = images
         for norm, convolution in zip(self.norms, self.convolutions, strict=True):
             hidden = convolution(torch.relu(norm(hidden)))
@@ -94,22 +94,22 @@ class _Block(nn.Module):
 
 
 class Cnn(nn.Module):
-    """A residual network of stages, each of twice the channels and half the size of the one before.
+    """A residual network of stages; each stage doubles the channels and halves the size.
 
     Args:
         width: channels of the first stage, a multiple of 8.
-        depth: blocks in each stage.
+        depth: blocks per stage.
         out_features: D
-        size: height of the images; large ones are halved twice before the first stage. Small ones are not halved
-            there, so that 32 × 32 pixels are still 4 × 4 after the last stage.
+        size: height of the images. Large images are halved twice before the first stage; small ones are not, so that 32
+            × 32 pixels become 4 × 4 after the last stage.
         channels: 3, or 1 for grey images.
-        places: the features are read from a grid of about this many places a side. 1 is the mean over all places, for
-            things that may be anywhere; signs differ in where their strokes are.
-        stages: how many; small images are halved before the first of three, so that they end as small as after four.
-        centred: whether the features are normalised over the batch, and not each example by itself. For images that
-            are nearly the same on the whole, so that at the start nearly all of their features is common to all: what a
-            class learns from one of its examples then raises its logit for every other, and thousands of classes make
-            no headway for hundreds of steps.
+        places: side of the grid from which the features are read. 1 takes the mean over all places, for objects at any
+            position; characters differ in the positions of their strokes.
+        stages: number of stages. With three, small images are halved before the first, so that they end as small as
+            with four.
+        centred: normalise the features over the batch instead of per example. This is for images that are nearly the
+            same, whose initial features have a large common part: an update for one example would raise the logit of
+            its class for all others, and thousands of classes would not learn for hundreds of steps.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class Cnn(nn.Module):
 
 
 def layer_depths(backbone: "Backbone") -> dict[str, int]:
-    """Return for each parameter of a backbone how many layers lie above its own, 1 for the last: timm's groups of
-    layers, or for other networks the first number in a parameter's name."""
+    """Return the number of layers above each parameter of a backbone, 1 for the last layer, from timm's groups of
+    layers or else from the first number in the parameter's name."""
     body: Any = backbone.body
     names = [name for name, _ in body.named_parameters()]
     layers: list[int] = []
@@ -158,7 +158,7 @@ def layer_depths(backbone: "Backbone") -> dict[str, int]:
         layers = [groups[name] for name in names]
     else:
         numbers = [next((int(part) for part in name.split(".") if part.isdecimal()), None) for name in names]
-        last = 0  # what comes before the first numbered layer, and after the last
+        last = 0  # for parameters before the first numbered layer and after the last
         for number in numbers:
             last = last if number is None else number + 1
             layers.append(last)
@@ -166,14 +166,14 @@ def layer_depths(backbone: "Backbone") -> dict[str, int]:
 
 
 class Backbone(nn.Module):
-    """A network up to its features.
+    """A network without its classifier.
 
     Args:
-        body: inputs [B, ...] to features [B, D].
+        body: network from inputs [B, ...] to features [B, D].
         out_features: D
-        frozen: the body stays in evaluation mode and has no gradients.
-        normalized: the features of every example have the length √D.
-        standardize: applied to inputs [B, D′] before the body.
+        frozen: keep the body in evaluation mode and without gradients.
+        normalized: scale the features of every example to length √D.
+        standardize: standardisation of inputs [B, D′] before the body.
     """
 
     def __init__(
@@ -188,41 +188,41 @@ class Backbone(nn.Module):
             self.body.eval()
 
     def train(self, mode: bool = True) -> "Backbone":
-        """A frozen body stays in evaluation mode."""
+        """Set the mode; a frozen body stays in evaluation mode."""
         super().train(mode)
         if self.frozen:
             self.body.eval()
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Features [B, D] of inputs [B, ...]."""
+        """Compute features [B, D] of inputs [B, ...]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             features = self.body(inputs if self.standardize is None else self.standardize(inputs))
-            # √D: about the length of D features of unit variance, which the head's initial weights are made for.
+            # √D is about the length of D features of unit variance, which the head's initialisation assumes.
             return math.sqrt(self.out_features) * F.normalize(features, dim=-1) if self.normalized else features
 
 
 def image_network(width: int, depth: int, out_features: int, spec: InputSpec) -> Cnn:
-    """Return the network for images of this kind."""
+    """Return the `cnn` network for these images."""
     channels, size = spec.shape[:2]
     return Cnn(width, depth, out_features, size, channels, **(GREY_CNN if channels == 1 else {}))
 
 
 def build_backbone(options: BackboneOptions, spec: InputSpec) -> Backbone:
-    """Return the backbone that a configuration names, for inputs of a kind.
+    """Return the configured backbone for the given inputs.
 
-    `none` is for features; `mlp` for features and tokens; `cnn`, `timm:NAME` and `hf:NAME` for images; `hf:NAME` also
-    for texts.
+    `none` is for features, `mlp` for features and tokens, `cnn`, `timm:NAME` and `hf:NAME` for images, and `hf:NAME`
+    also for texts.
     """
     body, features = _body(options, spec)
-    # In front of a head alone, the head itself standardises: it can be exported by itself.
+    # A head alone standardises its inputs itself, so that it can be exported alone.
     inside = options.standardize and trained_part(options, spec) != "head"
     standardize = Standardize(spec.shape[0]) if inside else None
     return Backbone(body, features, options.frozen, options.normalize_features, standardize)
 
 
 def trained_part(options: BackboneOptions, spec: InputSpec) -> str:
-    """Return what is trained, a key of `hetxl.optim.DEFAULTS`."""
+    """Return the kind of model that is trained, a key of `hetxl.optim.DEFAULTS`."""
     name = backbone_name(options, spec)
     if options.frozen or name == "none":
         return "head"
@@ -231,12 +231,12 @@ def trained_part(options: BackboneOptions, spec: InputSpec) -> str:
 
 
 def uses_published(options: BackboneOptions) -> bool:
-    """Return whether a backbone of a library starts from published weights."""
+    """Return whether the backbone is from a library and starts from published weights."""
     return options.pretrained and options.start_from is None
 
 
 def backbone_name(options: BackboneOptions, spec: InputSpec) -> str:
-    """Return the backbone's name, chosen by the kind of the inputs if it is auto."""
+    """Return the backbone's name; auto depends on the kind of inputs."""
     return DEFAULTS[spec.kind] if options.backbone == "auto" else options.backbone
 
 
@@ -250,7 +250,7 @@ def _body(options: BackboneOptions, spec: InputSpec) -> tuple[nn.Module, int]:
             _needs("image", name, spec)
         _refuse(options, name, *SIZES)
         return _timm(name, model, options, spec) if library == "timm" else _transformers(name, model, options, spec)
-    if name.lower() in PRESETS:  # the paper's
+    if name.lower() in PRESETS:  # the paper's backbones
         _needs("image", name, spec)
         _refuse(options, name, *SIZES, "drop_path")
         network = Pooled(paper_backbone(name, "cpu", spec.shape[-1]).module)
@@ -279,7 +279,7 @@ def _body(options: BackboneOptions, spec: InputSpec) -> tuple[nn.Module, int]:
 
 
 def _refuse(options: BackboneOptions, name: str, *unused: str) -> None:
-    """Raise for an option that was set and that has no effect on a backbone."""
+    """Raise if an option was set that has no effect on the backbone."""
     for field in dataclasses.fields(options):
         if field.name in unused and getattr(options, field.name) != field.default:
             raise ValueError(
@@ -309,18 +309,18 @@ def _timm(name: str, model: str, options: BackboneOptions, spec: InputSpec) -> t
         arguments: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained, "in_chans": spec.shape[0]}
         configuration: Any = timm.get_pretrained_cfg(model)
         if getattr(configuration, "fixed_input_size", False) and spec.shape[-1] != configuration.input_size[-1]:
-            arguments["img_size"] = spec.shape[-1]  # built for this size; position embeddings are resized
+            arguments["img_size"] = spec.shape[-1]  # timm resizes position embeddings to this size
         if options.drop_path:
             arguments["drop_path_rate"] = options.drop_path
         try:
             module: Any = timm.create_model(model, **arguments)
-        except TypeError as error:  # a network without residual branches, for example
+        except TypeError as error:  # for example a network without residual branches
             raise ValueError(f"backbone {name!r} cannot be built with these options: {error}") from None
     return module, _probed(name, module, spec)
 
 
 def _probed(name: str, body: nn.Module, spec: InputSpec) -> int:
-    """D, from one black image or text: libraries name it in too many ways, and one of the wrong size raises here."""
+    """Return D by computing one example, because libraries name it differently; wrong input sizes raise here."""
     training = body.training
     try:
         with torch.no_grad():
@@ -336,20 +336,20 @@ def _probed(name: str, body: nn.Module, spec: InputSpec) -> int:
     body.train(training)
     if features.dim() != 2:
         shape = list(features.shape)
-        raise ValueError(f"backbone {name!r} gives features of shape {shape}, and not [B, D]; use another")
+        raise ValueError(f"backbone {name!r} returns features of shape {shape} instead of [B, D]; use another")
     return features.shape[1]
 
 
 class Pooled(nn.Module):
-    """A vision model of transformers, up to one vector: its pooled output, its first token, or the mean over its tokens
-    or places."""
+    """A vision model of transformers with one output vector: its pooled output, its first token, or the mean over
+    tokens or positions."""
 
     def __init__(self, model: nn.Module, first: bool = False):
         super().__init__()
         self.model, self.first = model, first
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, D]."""
+        """Map [B, 3, H, W] to [B, D]."""
         output = self.model(pixel_values=pixels)
         pooled = getattr(output, "pooler_output", None)
         if pooled is not None:
@@ -361,14 +361,14 @@ class Pooled(nn.Module):
 
 
 class PooledText(nn.Module):
-    """A language model of transformers, up to one vector: its pooled output, or the mean over the tokens of a text."""
+    """A language model of transformers with one output vector: its pooled output, or the mean over the tokens."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[B, L] ids, −1 behind the end of a text, to [B, D]."""
+        """Map ids [B, L], padded with −1, to [B, D]."""
         mask = ids >= 0
         output = self.model(input_ids=ids.clamp(min=0), attention_mask=mask.long())
         pooled = getattr(output, "pooler_output", None)
@@ -379,18 +379,18 @@ class PooledText(nn.Module):
 
 
 _TRUSTED: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-"""No code of the model's own, not even by a question on the terminal, and no pickles."""
+"""Never run a model's own code, not even after a prompt on the terminal, and never load pickles."""
 
 
 @contextlib.contextmanager
 def _refusing(name: str) -> Iterator[None]:
-    """Say in one line why a model of transformers cannot be loaded."""
+    """Replace errors of transformers by one line."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError) as error:
         if "custom code" in str(error):
             raise ValueError(
-                f"backbone {name!r} needs code of its own, which is never run; use another model"
+                f"backbone {name!r} needs its own code, which hetxl never runs; use another model"
             ) from None
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"backbone {name!r} cannot be loaded (weights must be safetensors): {reason}") from None
@@ -408,7 +408,7 @@ def _transformers(name: str, model: str, options: BackboneOptions, spec: InputSp
             raise ValueError(f"backbone {name!r} has no drop path; leave drop_path out, or use a model of timm")
         if options.drop_path:
             config.drop_path_rate = options.drop_path
-        # A classifier reads the first token: the checkpoint has no pooler, and a new one would be random.
+        # Its classifier reads the first token, so the checkpoint has no pooler, and a new one would be random.
         first = config.model_type in FIRST_TOKEN and "ForImageClassification" in str(config.architectures)
         arguments: dict[str, Any] = {"add_pooling_layer": False} if first else {}
         if uses_published(options):

@@ -1,4 +1,4 @@
-"""What one would do instead of another head, from finished runs of DET: an ensemble, and last-layer Laplace."""
+"""Baselines derived from finished runs of DET: an ensemble, and last-layer Laplace."""
 
 import dataclasses
 import time
@@ -18,13 +18,13 @@ from hetxl_train.runs import load_run, open_run
 
 ENSEMBLE, LAPLACE = "DET ensemble", "DET + Laplace"
 LAPLACE_ROWS = 20_000
-"""Training rows, evenly spread, that the curvature is measured on; it is scaled to all of them."""
+"""Number of evenly spread training rows that measure the curvature, which is scaled to all rows."""
 
 
 def add_laplace(source: Path, directory: Path, dataset: Dataset, console: Console) -> None:
-    """Give the DET of a run a posterior over its last layer, as a run of its own; its predictions are closed forms.
+    """Fit a posterior over the last layer of a DET run and save it as a new run, which predicts in closed form.
 
-    A finished one is left as it is.
+    A finished run is not changed.
     """
     if (directory / "result.json").exists():
         return
@@ -45,7 +45,7 @@ def add_laplace(source: Path, directory: Path, dataset: Dataset, console: Consol
 
 
 def add_ensemble(sources: Sequence[Path], directory: Path, dataset: Dataset, console: Console) -> None:
-    """Average the probabilities of several runs of DET, as a run of its own; a finished one is left as it is."""
+    """Save a new run that averages the probabilities of several DET runs; a finished run is not changed."""
     if (directory / "result.json").exists():
         return
     run = open_run(sources[0])

@@ -1,4 +1,4 @@
-"""`hetxl calibrate`: prediction sets and answers with a guarantee, for a trained run, by examples it has not seen."""
+"""`hetxl calibrate`: prediction sets and answers with a guarantee, calibrated on examples that a run has not seen."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,21 +22,21 @@ from hetxl_train.runs import Trained, load_run
 
 FILE = "calibration.json"
 MAX_ENTRIES = 2**28
-"""Probabilities of several labels, n × K, that are in memory for their thresholds."""
+"""Maximum number of probabilities, n × K, in memory to choose label thresholds."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `hetxl calibrate` found for a run; `predict` reads it."""
+    """The calibration of a run, which `predict` uses."""
 
     conformal: Conformal | None = None
     risk: float | None = None  # error rate of the answers at or above the confidence
     confidence: float | None = None
-    thresholds: np.ndarray | None = None  # [K], from which probability a label is given (several labels)
+    thresholds: np.ndarray | None = None  # [K], minimum probability of each label (several labels)
 
     @property
     def needs_all(self) -> bool:
-        """Whether it needs the probabilities of all classes."""
+        """Return whether it needs the probabilities of all classes."""
         return self.conformal is not None or self.thresholds is not None
 
     @staticmethod
@@ -65,13 +65,13 @@ def calibrate_run(
     """Calibrate a run, write calibration.json into its directory, and return its content.
 
     Args:
-        data: labelled data that the run has not seen; None for its validation split. Then the test split, if there is
-            one, shows the coverage that is reached.
-        coverage: of prediction sets, such as 0.9.
-        score: of `hetxl.metrics.conformal.SCORES`.
-        grouping: of `hetxl.metrics.conformal.GROUPINGS`.
-        risk: error rate that answers may have, such as 0.05.
-        precision: several labels: of every label that is given; None for the best F1 of each.
+        data: labelled data that the run has not seen; None for its validation split, and then the test split, if any,
+            measures the coverage.
+        coverage: coverage of prediction sets, such as 0.9.
+        score: one of `hetxl.metrics.conformal.SCORES`.
+        grouping: one of `hetxl.metrics.conformal.GROUPINGS`.
+        risk: maximum error rate of answers, such as 0.05.
+        precision: several labels: precision of every label; None for the best F1 of each.
         labels: file with the labels of `data`.
     """
     console = console or Console()
@@ -83,11 +83,13 @@ def calibrate_run(
     about: dict[str, Any] = {"data": data or "validation split", "examples": len(dataset.splits[name])}
     if trained.link == "sigmoid":
         if coverage is not None or risk is not None:
-            raise ValueError("coverage and risk are for one label a row; runs with several labels take precision alone")
+            raise ValueError("coverage and risk need one label per row; with several labels, pass only --precision")
         about |= _several_labels(trained, dataset.splits[name], precision, seed, console)
     else:
         if coverage is None and risk is None:
-            raise ValueError("give --coverage for prediction sets, --risk for answers of a stated error rate, or both")
+            raise ValueError(
+                "pass --coverage for prediction sets, --risk for answers with a maximum error rate, or both"
+            )
         about |= _one_label(trained, dataset, name, coverage, ScoreOptions(score), grouping, risk, seed, console)
     write_checked(trained.run.path / FILE, about)
     return about
@@ -103,7 +105,7 @@ def _several_labels(
     probs, labels = [], []
     for part, targets, _ in predicted(trained, split, seed, console):
         lists = targets
-        if isinstance(lists, Tensor):  # the sigmoid link with one label a row
+        if isinstance(lists, Tensor):  # the sigmoid link with one label per row
             lists = LabelLists.from_lists([[label] for label in lists.tolist()])
         probs.append(part.float().cpu().numpy())
         labels.append(lists.dense(classes).cpu().numpy())
@@ -139,7 +141,7 @@ def _one_label(
 
 
 def measure_sets(trained: Trained, split: Split, conformal: Conformal, seed: int, console: Console) -> dict[str, Any]:
-    """Return coverage and mean size of the sets of a split: of all examples, and by how frequent their classes are."""
+    """Return coverage and mean size of a split's sets, over all examples and by the frequency of their classes."""
     hits, sizes, labels = [], [], []
     for probs, targets, u in predicted(trained, split, seed + 1, console):
         assert isinstance(targets, Tensor)
@@ -163,7 +165,7 @@ def predicted(
 ) -> Iterator[tuple[Tensor, Tensor | LabelLists, Tensor]]:
     """Yield probabilities [b, K], labels and uniform numbers [b] of the labelled rows of a split."""
     if not len(rows := split.labels.labelled()):
-        raise ValueError("the data has no labelled row to calibrate on")
+        raise ValueError("the data has no labelled rows to calibrate on")
     uniform = torch.Generator().manual_seed(derive_seed(seed, 24))
     bar = console.bar("calibrating", len(rows))
     for _, prediction, some in trained.predictions(split, rows, derive_seed(seed, 23), bar):
@@ -172,5 +174,5 @@ def predicted(
 
 
 def _finite(values: np.ndarray) -> list[float | None]:
-    """Return numbers for JSON: infinity is null."""
+    """Return numbers for JSON, with null for infinity."""
     return [float(value) if np.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""`hetxl compare`: the heads on the same data, from the same initial backbone, in the same order, for equal steps."""
+"""`hetxl compare`: train heads on the same data, with equal initial backbones, order of examples and numbers of steps."""
 
 import dataclasses
 import os
@@ -26,12 +26,12 @@ from hetxl_train.runs import open_run, start_run
 
 SMOOTHING, DROPOUT = 0.1, 0.1
 MASKS = 32
-"""Dropout masks that a prediction averages over."""
+"""Number of dropout masks per prediction."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A head in a comparison, with the options that it sets."""
+    """A head in a comparison, with its options."""
 
     name: str
     label: str
@@ -42,11 +42,11 @@ _HEADS = [Variant(entry.name, entry.label, {"head": entry.name}) for entry in HE
 _SMOOTHED = Variant("det-smoothed", "DET + label smoothing", {"head": "det", "label_smoothing": SMOOTHING})
 _DROPOUT = Variant("det-dropout", "DET + MC dropout", {"head": "det", "mc_dropout": DROPOUT, "eval_samples": MASKS})
 VARIANTS = {variant.name: variant for variant in (_HEADS[0], _SMOOTHED, _DROPOUT, *_HEADS[1:])}
-"""In the order of the table. Each of `SCALABLE` is also rescaled, to a row of its own."""
+"""All variants, in the order of the table. Those in `SCALABLE` also have a rescaled row."""
 HEADS = tuple(name for name in VARIANTS if name != "det-dropout")
-"""What is compared by default."""
+"""The default variants."""
 BASELINES = ("det", "det-smoothed", "det-dropout")
-"""What `baselines` adds to the heads, beside an ensemble and Laplace, which come from runs of DET."""
+"""Variants that `baselines` trains, in addition to an ensemble and Laplace, which are derived from runs of DET."""
 
 
 def compare(
@@ -60,14 +60,13 @@ def compare(
 ) -> Path:
     """Train every head with every seed, and return the directory; finished runs are not repeated.
 
-    The head and seed of the configuration are replaced; `jobs` as of `run_planned`. With `members`, those of an
-    ensemble of DET, there are also rows of what one would do instead of another head: `BASELINES`, the ensemble, and
-    last-layer Laplace.
+    The head and seed of the configuration are replaced; for `jobs` see `run_planned`. `members`, the size of a DET
+    ensemble, adds the baselines: `BASELINES`, the ensemble, and last-layer Laplace.
     """
     console = console or Console()
     check_jobs(jobs)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare runs in one process; start single runs of several with torchrun … hetxl train")
+        raise ValueError("compare runs in one process; for runs in several processes use torchrun … hetxl train")
     if not heads:
         raise ValueError(f"heads must name at least one of {', '.join(VARIANTS)}, found none")
     for name in heads:
@@ -84,9 +83,9 @@ def compare(
     derived = [path for seed in seeds for path in baselines.directories(seed).values()]
     done = all(_finished(path) for path in (*derived, *(path for run in runs for path in run.directories)))
     if (directory / "compare.json").exists() and done:
-        for run in runs:  # raises if its options are others
+        for run in runs:  # raises if its options differ
             start_run(run.config, run.directory)
-        console.say(f"{directory} is done already; remove it, or choose another --out, to run again")
+        console.say(f"{directory} is done already; to run again, remove it or choose another --out")
         return directory
     dataset = open_data(config)
     variants = _variants_of(heads, link_of(config, dataset))
@@ -107,7 +106,7 @@ def compare(
         labels += [SCALABLE[variant.name]] if variant.name in SCALABLE else []
         labels += baselines.directories(0) if variant is _DROPOUT else []
     facts = {"baseline": "DET", "heads": labels, "seeds": list(seeds)}
-    write_json(directory / "compare.json", facts)  # the table is in its order
+    write_json(directory / "compare.json", facts)  # the table keeps its order
     table = compare_table(find_runs([directory]))
     write_json(directory / "compare.json", {**facts, "advice": advice(table), "table": as_dict(table)})
     results = (read_json(run.directory / "result.json") for run in runs)
@@ -117,7 +116,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Baselines:
-    """The rows that come from several runs of DET, or from one with a posterior; none without members."""
+    """The rows derived from runs of DET, an ensemble and Laplace; none without members."""
 
     config: TrainConfig
     directory: Path
@@ -126,12 +125,12 @@ class _Baselines:
     def directories(self, seed: int) -> dict[str, Path]:
         """Return the directories of a seed's rows by label, in the order of the table."""
         names = {ENSEMBLE: "det-ensemble"} if self.members else {}
-        if self.members and self.config.classifier == "linear":  # a posterior is of a linear layer
+        if self.members and self.config.classifier == "linear":  # the posterior needs a linear layer
             names[LAPLACE] = "det-laplace"
         return {label: self.directory / "runs" / f"{name}-seed{seed}" for label, name in names.items()}
 
     def member_runs(self, seeds: tuple[int, ...]) -> list[PlannedRun]:
-        """Return the runs of DET that the ensembles need beside those of the comparison, outside of its `runs`."""
+        """Return the runs of DET that the ensembles need in addition to those of the comparison."""
         options = [
             {**VARIANTS["det"].options, "seed": self._seed(seed, number), "out": str(self._member(seed, number))}
             for seed in seeds
@@ -140,7 +139,7 @@ class _Baselines:
         return [PlannedRun("DET", dataclasses.replace(self.config, **own)) for own in options]
 
     def derive(self, seeds: tuple[int, ...], dataset: Dataset, console: Console) -> None:
-        """Build the rows of all seeds from finished runs."""
+        """Derive the rows of all seeds from finished runs."""
         for seed in seeds:
             paths, source = self.directories(seed), self.directory / "runs" / f"det-seed{seed}"
             if ENSEMBLE in paths:
@@ -154,17 +153,17 @@ class _Baselines:
 
     @staticmethod
     def _seed(seed: int, number: int) -> int:
-        """Return a seed that no other member has: ensembles of several seeds share none."""
+        """Return a seed that is unique among the members of all ensembles."""
         return 1000 * (seed + 1) + number
 
 
 def _variants_of(heads: tuple[str, ...], link: str) -> list[Variant]:
-    """Return the heads that go with a link: labels are smoothed for the softmax alone."""
+    """Return the variants for a link: label smoothing is only for softmax."""
     variants = [VARIANTS[head] for head in heads if link != "sigmoid" or head != "det-smoothed"]
     if not variants:
         raise ValueError(
-            "heads must name another than det-smoothed: labels are not smoothed for the sigmoid link, which is that of "
-            "data with several labels in a row"
+            "heads must include more than det-smoothed: label smoothing does not support the sigmoid link, which data "
+            "with several labels per row needs"
         )
     return variants
 
@@ -184,9 +183,9 @@ def _add_clean(
     config: TrainConfig, variants: list[Variant], seeds: tuple[int, ...], directory: Path, dataset: Dataset,
     console: Console,
 ) -> list[str]:  # fmt: skip
-    """Add the runs of heads as they predict clean labels, and return the names of these heads.
+    """Add rows for predictions of clean labels, and return their names.
 
-    HET-XL has them if the training labels are known to be wrong, and both if a run has estimated that.
+    HET-XL gets one if the training labels are known to be wrong, and both heads if a run has estimated wrong labels.
     """
     names = []
     for variant in variants:
@@ -206,6 +205,6 @@ def _finished(directory: Path) -> bool:
 
 
 def _link_of_runs(directory: Path) -> str:
-    """Return the link that "auto" was when this comparison was run before; "auto" if none of its runs has ended."""
+    """Return the link that "auto" resolved to in finished runs of this comparison; "auto" if there are none."""
     result = next((directory / "runs").glob("*/result.json"), None)
     return "auto" if result is None else read_json(result.with_name("model.json"))["link"]

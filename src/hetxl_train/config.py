@@ -1,10 +1,10 @@
-"""The options of a run, in groups. Attribute access is flat (`config.rank`), a function names the group that it needs
-in its signature, and the section of an option in a TOML file and in config.json is that of the group that defines it.
+"""The options of a run, in groups. Attribute access is flat (`config.rank`), functions name the group that they need in
+their signature, and an option's section in TOML files and in config.json is that of the group that defines it.
 
     class TrainConfig(DataOptions, HeadOptions, …)    hetxl train
     class ContrastiveConfig(PairOptions, …)           hetxl contrastive train
 
-An option is written once: its flag, its TOML key, its help, its default and its bounds are all in `option(…)`.
+An option is defined once: `option(…)` has its flag, TOML key, help, default and bounds.
 """
 
 import dataclasses
@@ -55,17 +55,17 @@ def option(
     default: Any, help: str, choices: tuple[str, ...] = (), *, least: float | None = None, most: float | None = None,
     below: float | None = None, positive: bool = False, also: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
-    """Return a dataclass field with one sentence for `--help`, the allowed names (any value if empty) and its bounds,
-    which are inclusive but for `below`; `also` are further names of its flag."""
+    """Return a dataclass field with a sentence for `--help`, the allowed names (any value if empty) and its bounds,
+    which are inclusive except `below`; `also` has other names of its flag."""
     bounds = {"least": least, "most": most, "below": below, "positive": positive}
     return field(default=default, metadata={"help": help, "choices": choices, "also": also, **bounds})
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base of all groups: values are converted to their types and checked when an instance is created.
+    """Base of all groups. Values are converted to their types and checked on creation.
 
-    A group defines `section`, its fields, and `_check`, which raises a ValueError for options that do not go together.
+    A group defines `section`, its fields, and `_check`, which raises a ValueError for incompatible options.
     """
 
     section: ClassVar[str] = ""
@@ -83,7 +83,7 @@ class Options:
 
     @classmethod
     def sections(cls) -> dict[str, str]:
-        """Return the section of every option, that of the group that defines it first, in the order of the options."""
+        """Return the section of every option, that of the first group that defines it, in the order of the options."""
         groups = [group for group in cls.__mro__ if issubclass(group, Options)]
         return {
             spec.name: [group.section for group in groups if spec.name in group.__dataclass_fields__][-1]
@@ -155,7 +155,7 @@ class Options:
             values = tomllib.loads(text)
         except RecursionError:
             raise ValueError(f"--config {where}: not valid TOML: it is nested too deeply") from None
-        except ValueError as error:  # of the reader, or of a number with too many digits
+        except ValueError as error:  # a TOML error, or a number with too many digits
             raise ValueError(f"--config {where}: not valid TOML: {error}") from None
         return cls.flatten(values, where)
 
@@ -165,7 +165,7 @@ class Options:
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """Which data, and how it is read."""
+    """The data and how it is read."""
 
     section: ClassVar[str] = "data"
 
@@ -214,7 +214,7 @@ class OptimOptions(Options):
     @functools.cached_property
     def optim(self) -> "Recipe":
         """The optimiser's options, for `hetxl.optim`."""
-        from hetxl.optim import Recipe  # with it comes torch, which reading options does not need
+        from hetxl.optim import Recipe  # imports torch, which reading options does not need
 
         values = {spec.name: getattr(self, spec.name, None) for spec in dataclasses.fields(Recipe)}
         return Recipe(**{name: value for name, value in values.items() if value is not None})
@@ -248,7 +248,7 @@ class ParallelOptions(Options):
 
 @dataclass(frozen=True)
 class OutputOptions(Options):
-    """Where a run is written, and how often it is evaluated and saved."""
+    """The directory of a run, and how often it is evaluated and saved."""
 
     section: ClassVar[str] = "output"
 
@@ -265,7 +265,7 @@ class OutputOptions(Options):
 
     @property
     def chosen_loggers(self) -> list[str]:
-        """The names of all loggers of the run."""
+        """Return the names of all loggers of the run."""
         return check_loggers(f"{self.loggers},{'tensorboard' if self.tensorboard else ''}")
 
 
@@ -493,7 +493,7 @@ class ClassifierOutputOptions(OutputOptions):
     test_examples: int = option(0, "Number of test examples in the final evaluation; 0: all.", least=0)
 
 
-# Fields come from the last base to the first: this order is that of the flags and of config.json.
+# Fields are ordered from the last base to the first, which is the order of the flags and of config.json.
 @dataclass(frozen=True)
 class TrainConfig(
     ClassifierOutputOptions,
@@ -503,7 +503,7 @@ class TrainConfig(
     HeadOptions,
     DataOptions,
 ):
-    """Everything that the run of a classifier depends on; saved with the run as `config.json`."""
+    """All options of a classifier's run, saved with the run as `config.json`."""
 
     def _check(self) -> None:
         method = self.temperature_method
@@ -534,7 +534,7 @@ class TrainConfig(
             raise ValueError("label_smoothing is for the softmax link; leave it out with link = sigmoid")
 
     def _check_sharded(self) -> None:
-        """Raise for options that need all classes in one process, or all of a weight."""
+        """Raise for options that need all classes, or a whole weight, in one process."""
         required = {
             "data_parallel": ("ddp",),
             "temperature_method": ("train",),
@@ -580,7 +580,7 @@ class CompareConfig(ComparisonOptions, TrainConfig):
 
 @dataclass(frozen=True)
 class PairOptions(SourceOptions):
-    """Pairs of images and texts, and swaps among them."""
+    """Pairs of images and texts, and swaps between them."""
 
     data: str = option(
         "icons", "icons (options as in icons:held_out=phosphor), or the path of a directory, a manifest or arrays."
@@ -631,7 +631,7 @@ class EmbeddingNoiseOptions(Options):
 
     @property
     def noise_side(self) -> str:
-        """Which embeddings have noise: none for DET."""
+        """Return the embeddings that have noise; none for DET."""
         return "none" if self.head == "det" else self.noise
 
 
@@ -683,7 +683,7 @@ class TowerOptions(Options):
 
 
 def read_templates(text: str) -> tuple[str, ...]:
-    """Return prompts with | between them, or those of a file: a line each, or a list in JSON; {c} is {} as well."""
+    """Return prompts separated by |, or those of a file, one per line or a JSON list; {c} means {}."""
     lines = text.split("|")
     if text.endswith((".txt", ".json")):
         try:
@@ -746,7 +746,7 @@ class PairOutputOptions(OutputOptions):
 class ContrastiveConfig(
     PairOutputOptions, ParallelOptions, PairOptimOptions, TowerOptions, EmbeddingNoiseOptions, PairOptions
 ):
-    """Everything that a contrastive run depends on; saved with the run as `config.json`."""
+    """All options of a contrastive run, saved with the run as `config.json`."""
 
     patience: ClassVar[int] = 0  # the training loop reads it from every configuration
 
@@ -756,14 +756,14 @@ class ContrastiveConfig(
 
 
 RunConfig = TrainConfig | ContrastiveConfig
-"""The configuration of a run of any task."""
+"""The configuration of a run, of either task."""
 Config = typing.TypeVar("Config", TrainConfig, ContrastiveConfig)
 
 
 # ---- checks
 
 
-@functools.cache  # reading all hints takes milliseconds, and studies create hundreds of configurations
+@functools.cache  # reading hints takes milliseconds, and studies create hundreds of configurations
 def option_types(cls: type[Options]) -> dict[str, tuple[type, bool]]:
     """Return the type of every option, and whether it may be None."""
     kinds = {}
@@ -774,7 +774,7 @@ def option_types(cls: type[Options]) -> dict[str, tuple[type, bool]]:
 
 
 def _coerced(name: str, value: Any, expected: tuple[type, bool]) -> Any:
-    """Return the value as its type; numbers may be written either way where nothing is lost."""
+    """Convert a value to its type; numbers may change their type if nothing is lost."""
     kind, optional = expected
     if value is None and optional:
         return None
@@ -793,7 +793,7 @@ def _coerced(name: str, value: Any, expected: tuple[type, bool]) -> Any:
 
 
 def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Raise for a value that is not among the choices of its option, or outside its bounds."""
+    """Raise if a value is not one of its option's choices, or is out of bounds."""
     choices, least, most, below = (metadata[key] for key in ("choices", "least", "most", "below"))
     if choices and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, found {value!r}{_near(value, choices)}")

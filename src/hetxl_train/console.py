@@ -1,4 +1,4 @@
-"""What a person sees during a run: lines of text and progress bars, all on standard error."""
+"""Lines of text and progress bars during a run, on standard error."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,27 +14,27 @@ STEP = 4096
 
 
 class Console:
-    """Print lines of text anywhere, and progress bars on a terminal; nothing if it is quiet."""
+    """Print lines of text, and progress bars on terminals; nothing if quiet."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
         self.rich = RichConsole(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, text: str) -> None:
-        """Print one line, without markup; control characters, as of a file's name, are shown escaped."""
+        """Print one line without markup; control characters, for instance in file names, are escaped."""
         self.rich.print("\n".join(message_lines(text)), markup=False, soft_wrap=True)
 
     def bar(self, title: str, total: int, done: int = 0) -> "Bar":
-        """Return a bar for a task of known length; use it as a context."""
+        """Return a progress bar for a task of known length, a context manager."""
         return Bar(self.rich, title, total, done)
 
 
 class Bar(Progress):
-    """One progress bar; it shows nothing where standard error is not a terminal."""
+    """One progress bar, hidden unless standard error is a terminal."""
 
     def __init__(self, console: RichConsole, title: str, total: int | None, done: int = 0):
         super().__init__(
-            TextColumn("{task.description}", markup=False),  # file names may hold brackets
+            TextColumn("{task.description}", markup=False),  # file names may contain brackets
             BarColumn(bar_width=30),
             TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
@@ -46,15 +46,15 @@ class Bar(Progress):
         self.add_task(title, total=total, completed=done, status="")
 
     def to(self, done: int, status: str = "") -> None:
-        """Show how much is done, and a status beside it."""
+        """Show the progress and a status."""
         self.update(self.task_ids[0], completed=done, status=status)
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error, if that is a terminal, while the block runs; yield a function that advances it.
+    """Show a bar while the block runs, if standard error is a terminal; yield a function that advances it.
 
-    A total of None is an unknown length.
+    A total of None means an unknown length.
     """
     with Bar(RichConsole(stderr=True), description, total) as bar:
         yield lambda amount: bar.advance(bar.task_ids[0], amount)
@@ -63,7 +63,7 @@ def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int]
 def counted(items: Iterable[Item], description: str) -> Generator[Item, None, None]:
     """Yield the items and advance a bar, for an iterable of unknown length.
 
-    Use it under contextlib.closing, so that the bar is gone before an error is shown.
+    Use it with contextlib.closing, so that the bar is removed before an error is shown.
     """
     with progress_bar(description, None) as advance:
         for number, item in enumerate(items, 1):

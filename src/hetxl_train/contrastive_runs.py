@@ -1,4 +1,4 @@
-"""Reading two trained towers back from the directory of their run."""
+"""Load two trained towers from the directory of their run."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from hetxl_train.towers import Specs, TwoTowers, build_towers
 
 
 class TrainedTowers(NamedTuple):
-    """Two towers that were read back, in evaluation mode, with the specs of their inputs."""
+    """Two loaded towers in evaluation mode, with the specs of their inputs."""
 
     run: Run[ContrastiveConfig]
     model: TwoTowers
@@ -19,11 +19,11 @@ class TrainedTowers(NamedTuple):
 
 
 def load_contrastive_run(path: str | Path, device: torch.device | str = "cpu") -> TrainedTowers:
-    """Return the trained towers of a run; before its end, with the weights of its last checkpoint."""
+    """Return the trained towers of a run, or those of the last checkpoint if the run has not finished."""
     run = open_run(path, ContrastiveConfig)
     with model_json(run) as about:
         specs = Specs(input_spec(about["image"]), None if about["text"] is None else input_spec(about["text"]))
-    # A process evaluates by itself. All weights are in the run.
+    # Evaluation runs in one process, and the run has all weights.
     model = build_towers(run.config, specs, published=False, gather=False)
     load_weights(run, model)
     return TrainedTowers(run, model.to(device).eval(), specs)

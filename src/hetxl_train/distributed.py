@@ -1,7 +1,7 @@
 """Several processes, as started by torchrun, or one.
 
-What is quick goes through collectives, which have a time-out. What may take long (evaluation, features, checkpoints,
-indices) is waited for in the key-value store of the processes, for as long as the others are alive.
+Fast operations use collectives, which have a time-out. For operations that may take long (evaluation, features,
+checkpoints, indices), processes wait in their key-value store as long as the others are alive.
 """
 
 import itertools
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 TIMEOUT = 600.0
-"""Seconds without a sign of life after which a process counts as lost."""
+"""Seconds without a response after which a process counts as lost."""
 START = timedelta(days=1)
-"""How long processes may take to start: one that cannot is ended by torchrun."""
+"""Maximum time to start all processes; torchrun ends processes that fail."""
 POLL = (0.001, 0.2)
-"""Seconds between two looks at the store, at first and at most."""
-_runs = itertools.count()  # numbers the worlds of a process group: all processes enter as many
+"""Initial and maximum seconds between two reads of the store."""
+_runs = itertools.count()  # numbers the worlds of a process group, equally in all processes
 
 
 class Meeting:
-    """Where processes wait for each other as long as it takes: in a key-value store, not in a collective.
+    """A barrier without a time limit, in a key-value store instead of a collective.
 
-    As long as a process lives, a thread of it counts up a number in the store. One that waits watches the numbers of
-    those that it waits for: a number that stays the same for `timeout` seconds is that of a lost process.
+    A thread of each living process increments a number in the store. A waiting process reads the numbers of the others;
+    a process whose number does not change for `timeout` seconds is lost.
     """
 
     def __init__(self, store: dist.Store, rank: int, processes: int, timeout: float = TIMEOUT):
         self.store, self.rank, self.processes, self.timeout = store, rank, processes, timeout
-        self.count = 0  # of the meetings so far
+        self.count = 0  # number of meetings so far
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show_life, daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until every process gets here; raise a LostRankError if one of them is lost."""
+        """Wait until every process arrives; raise a LostRankError if one of them is lost."""
         self.count += 1
         self.store.set(self._key(self.rank), "")
         missing = [rank for rank in range(self.processes) if rank != self.rank]
@@ -64,12 +64,12 @@ class Meeting:
                 signs = {rank: self._sign(rank) for rank in missing}
                 if lost := [rank for rank in missing if before.get(rank) == signs[rank]]:
                     raise LostRankError(
-                        f"rank {self.rank}: no sign of life from rank {', '.join(map(str, lost))} for "
-                        f"{self.timeout:g} s (--timeout). Its own output says why; run the same command again to resume"
+                        f"rank {self.rank}: no response from rank {', '.join(map(str, lost))} for "
+                        f"{self.timeout:g} s (--timeout). Its own output says why; rerun the same command to resume"
                     )
 
     def end(self) -> None:
-        """Show no more signs of life."""
+        """Stop the thread."""
         self._ended.set()
         self._thread.join()
 
@@ -83,31 +83,31 @@ class Meeting:
         while not self._ended.wait(min(self.timeout / 8, 10)):
             try:
                 self.store.add(f"hetxl/life/{self.rank}", 1)
-            except RuntimeError:  # the store has ended, and with it the others
+            except RuntimeError:  # the store and the other processes have ended
                 return
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, and where it computes."""
+    """The rank, the processes and the device of this process."""
 
     device: torch.device
     rank: int = 0
     processes: int = 1
     meeting: Meeting | None = field(default=None, compare=False)
-    mesh: "DeviceMesh | None" = field(default=None, compare=False)  # (data, classes) where processes share the classes
-    group: Any = field(default=None, compare=False)  # of `sum` and `values`; None for all processes
+    mesh: "DeviceMesh | None" = field(default=None, compare=False)  # (data, classes) if processes share the classes
+    group: Any = field(default=None, compare=False)  # group for `sum` and `values`; None for all processes
 
     @property
     def class_shards(self) -> int:
-        """Return the number of processes that share the classes, and see the same rows."""
+        """Return the number of processes that share the classes and see the same rows."""
         return 1 if self.mesh is None else self.mesh["classes"].size()
 
     @property
     def replicas(self) -> "World":
-        """Return the processes that see other rows than this one: all, or those that have the same classes.
+        """Return the processes that see different rows: all of them, or those with the same classes.
 
-        For its rank, `sum`, `values` and `share`; processes wait for each other in the whole world.
+        Use it for the rank, `sum`, `values` and `share`; `wait` needs the whole world.
         """
         if self.mesh is None:
             return self
@@ -117,32 +117,32 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes files and prints (rank 0)."""
+        """Return whether this process writes files and prints (rank 0)."""
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor on `device` over the processes, in its place."""
+        """Sum a tensor on `device` over the processes, in place."""
         if self.processes > 1:
             dist.all_reduce(value, group=self.group)
         return value
 
     def values(self, value: Tensor) -> list[float]:
-        """Return a number on `device` of every process, in all of them."""
+        """Return the values of a number on `device` in all processes."""
         slots = value.new_zeros(self.processes)
         slots[self.rank] = value
         return self.sum(slots).cpu().tolist()
 
     def wait(self) -> None:
-        """Wait until every process gets here, for as long as they live."""
+        """Wait until every process arrives, as long as they are alive."""
         if self.meeting is not None:
             self.meeting.wait()
         elif self.processes > 1:
             dist.barrier()
 
     def main_first(self, work: Callable[[], Result]) -> Result:
-        """Do work in the main process, then in the others, which find what it has left in files.
+        """Run `work` in the main process, then in the others, which can use the files that it wrote.
 
-        The work may take long.
+        `work` may take long.
         """
         if not self.is_main:
             self.wait()
@@ -152,14 +152,14 @@ class World:
         return result
 
     def share(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return this process's consecutive share of some items; the shares of all, in order of rank, are the items."""
+        """Return this process's consecutive share of items; the shares in order of rank are all items."""
         start, stop = (len(items) * rank // self.processes for rank in (self.rank, self.rank + 1))
         return items[start:stop]
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Do work in every process; return their results by rank in the main process, nothing in the others.
+        """Run `work` in every process; return the results by rank in the main process, and nothing in the others.
 
-        The work may take long. An error of one process is raised in all of them.
+        `work` may take long. An error in one process is raised in all of them.
         """
         if self.processes == 1:
             return [work()]
@@ -175,9 +175,9 @@ class World:
         return results if self.is_main else []
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """Do work in the main process alone; return its result, or raise its error, in all processes.
+        """Run `work` in the main process; return its result, or raise its error, in all processes.
 
-        The work may take long.
+        `work` may take long.
         """
         if self.processes == 1:
             return work()
@@ -191,7 +191,7 @@ class World:
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return what work returns, or its error, as another process can read it."""
+    """Return the result of `work`, or its error in a picklable form."""
     try:
         return work(), None
     except Exception as error:
@@ -199,17 +199,17 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" takes an accelerator if available."""
+    """Return a device by name; "auto" is an accelerator if one is available."""
     if name != "auto":
         try:
             device = torch.device(name)
         except RuntimeError:
             raise ValueError(f"device must be auto, cpu, cuda, mps or another of torch's, found {name!r}") from None
         if device.type == "meta":
-            raise ValueError("device 'meta' computes nothing; use auto, cpu, cuda or mps")
+            raise ValueError("device 'meta' cannot compute; use auto, cpu, cuda or mps")
         try:
             torch.empty(0, device=device)
-        except (AssertionError, RuntimeError) as error:  # torch has no error of its own for it
+        except (AssertionError, RuntimeError) as error:  # torch raises different errors
             reason = str(error).strip().partition("\n")[0].partition(". ")[0]  # torch's message is long
             raise ValueError(f"device {name!r} is not available ({reason}); use cpu or auto") from None
         return device
@@ -219,9 +219,9 @@ def find_device(name: str) -> torch.device:
 
 
 def accelerators(device: str) -> list[str]:
-    """Return the devices that runs can be given one each, as CUDA_VISIBLE_DEVICES names them.
+    """Return the devices to distribute runs over, as in CUDA_VISIBLE_DEVICES.
 
-    None if runs compute on the CPU, or name their device themselves.
+    Empty if runs compute on the CPU, or name their own device.
     """
     chosen = find_device(device)
     if chosen.type != "cuda" or chosen.index is not None:
@@ -232,9 +232,9 @@ def accelerators(device: str) -> list[str]:
 
 @contextmanager
 def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
-    """Yield the processes that torchrun started, or this one alone.
+    """Yield the processes that torchrun started, or only this process.
 
-    Collectives end with an error after `timeout` seconds; a group that exists already keeps its own time-out.
+    Collectives fail after `timeout` seconds; an existing process group keeps its own time-out.
     """
     chosen = find_device(device)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -248,11 +248,11 @@ def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
     if started:
         store, rank, _ = next(iter(rendezvous("env://", timeout=START)))
         meeting = Meeting(dist.PrefixStore("meetings", store), rank, processes, timeout)
-        meeting.wait()  # processes start at different times; the group has its time-out from its first moment on
+        meeting.wait()  # processes start at different times, and the group's time-out starts at once
         backend, limit = "nccl" if chosen.type == "cuda" else "gloo", timedelta(seconds=timeout)
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=processes)
     else:
-        # The group may have seen other runs: their meetings are over.
+        # The meetings of earlier runs of this group are over.
         store = dist.PrefixStore(f"meetings-{next(_runs)}", distributed_c10d._get_default_store())
         meeting = Meeting(store, dist.get_rank(), dist.get_world_size(), timeout)
     try:
@@ -264,12 +264,12 @@ def world(device: str, timeout: float = TIMEOUT) -> Iterator[World]:
 
 
 def destroy_process_group() -> None:
-    """End the process group, as the last thing that a program does with it.
+    """Destroy the process group at the end of a program.
 
-    This is dist.destroy_process_group(), and a moment for the threads of gloo. They release the last tensors only
-    after the collective has returned, and need the interpreter for it: a thread that finds it gone ends the process by
-    SIGABRT, with all work done, and torchrun starts everything again. Threads are joined with the last reference to
-    their group, and the caches of DTensor, so of FSDP2 too, never release theirs.
+    Calls dist.destroy_process_group() and waits briefly for the threads of gloo. They release the last tensors after
+    the collective has returned, and need the interpreter for that. If it has ended, a thread aborts the process with
+    SIGABRT, and torchrun restarts everything. Threads are joined with the last reference to their group, which the
+    caches of DTensor, and so FSDP2, never release.
     """
     dist.destroy_process_group()
     time.sleep(0.1)

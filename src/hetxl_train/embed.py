@@ -1,13 +1,13 @@
-"""`hetxl embed`: the vectors of data by a trained network, written once in the forms that runs are trained on.
+"""`hetxl embed`: compute the embeddings of a dataset with a trained network, in the formats that runs are trained on.
 
-| data | what the directory holds | what takes it |
+| data | content of the directory | next command |
 | --- | --- | --- |
 | labelled | `SPLIT.npy`, `SPLIT_labels.npy`, `class_names.txt` | `hetxl train DIRECTORY` |
 | without labels | `features.npy` | `hetxl predict RUN DIRECTORY/features.npy` |
 | pairs | `images.npy`, `texts.npy` or `captions.txt`, `split.npy` | `hetxl contrastive train DIRECTORY` |
 
-Beside each file of vectors are NAME_rows.npy, which rows could be read, and NAME.json, what the vectors are of. Several
-processes divide the rows, and a call that was killed is continued: the bytes are the same.
+For each file of vectors, NAME_rows.npy lists the rows that could be read, and NAME.json describes their origin. Several
+processes divide the rows, and a killed command resumes with the same result byte by byte.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from hetxl_train.towers import TextReader
 
 
 class Networks(NamedTuple):
-    """What gives the vectors of images and of texts, as far as a model does."""
+    """The networks for images and texts that a model has."""
 
     transform: ImageTransform | None  # of images
     tokenize: Any  # of texts; None if the model takes none
@@ -49,7 +49,7 @@ class Networks(NamedTuple):
 
 
 class Joined(Split):
-    """Splits one after the other."""
+    """The concatenation of several splits."""
 
     def __init__(self, splits: Sequence[Split]):
         self.splits, self.workers = splits, any(split.workers for split in splits)
@@ -73,14 +73,14 @@ def embed(
     weights: str = PUBLISHED, image_size: int | None = None, text_length: int = 128, workers: int = 2,
     device: str = "auto", console: Console | None = None,
 ) -> Path:  # fmt: skip
-    """Write vectors of data into a directory, and return it.
+    """Write the vectors of data to a directory, and return the directory.
 
     Args:
         model: a run directory, or a network of `tower_networks`.
-        pairs: whether the data is read as pairs of images and texts.
-        text: the network of their texts; None for that of the run, or to keep the texts.
+        pairs: read the data as pairs of images and texts.
+        text: network for the texts; None for that of the run, or to copy the texts.
         labels: whether the data has labels.
-        weights: of the network, as of towers.
+        weights: "published", "random", or a .safetensors file, as for towers.
     """
     console = console or Console()
     with world(device) as processes:
@@ -102,13 +102,13 @@ def embed(
 
 
 class _Writer:
-    """Writes the files of a directory, in all processes."""
+    """Write the files of a directory; all processes take part."""
 
     def __init__(self, out: Path, workers: int, console: Console, processes: World, model: str):
         self.out, self.workers, self.console, self.world, self.model = out, workers, console, processes, model
 
     def vectors(self, name: str, network: Backbone, split: Split, data: dict[str, Any]) -> np.ndarray:
-        """Write NAME.npy; return the rows that it has."""
+        """Write NAME.npy and return its rows."""
         network = Backbone(network, network.out_features, frozen=True).to(self.world.device)
         origin = {"data": data, "model": self.model, "network": weights_checksum(network)}
         path = self.out / f"{name}.npy"
@@ -147,7 +147,7 @@ class _Writer:
         raise ValueError(f"{self.model} does not take {kind}; use another model, or other data")
 
     def pairs(self, networks: Networks, data: str, texts: Networks | None) -> dict[str, int]:
-        """Write the vectors of the images of pairs, and their texts or the vectors of these."""
+        """Write the vectors of images of pairs, and their texts or the vectors of the texts."""
         pairs = open_pairs(data, transform=networks.transform)
         splits = list(pairs.splits.values())
         joined = Joined([split.images for split in splits])
@@ -210,7 +210,7 @@ def _networks(model: str, weights: str, image_size: int | None, length: int) -> 
 
 
 class _Late:
-    """A tokenizer that is loaded when it is used: many models have none."""
+    """A tokenizer that is loaded on first use, because many models have none."""
 
     def __init__(self, model: str, length: int):
         self.model, self.length, self.loaded = model, length, None
@@ -229,7 +229,7 @@ class _Late:
 
 
 def _text_networks(networks: Networks, text: str | None, length: int) -> Networks | None:
-    """Return the networks of the texts of pairs; None to keep the texts."""
+    """Return the network for the texts of pairs; None to copy the texts."""
     if text is not None:
         return _networks(text, PUBLISHED, None, length)
     return networks if networks.texts is not None else None

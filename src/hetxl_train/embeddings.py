@@ -1,8 +1,8 @@
-"""Vectors of many rows by a network that is not trained: computed once, and read from a mapped file from then on.
+"""Vectors of rows by a fixed network, computed once and then read from a memory-mapped file.
 
-They are computed in pieces that the processes divide. A piece is a file of its own until all are joined, so that a call
-that was killed is continued; pieces and batches depend on the rows alone, so that the file is the same to the byte,
-whoever computed it and however often.
+The processes divide the work into pieces. Each piece is a separate file until all are joined, so that a killed command
+resumes. Pieces and batches depend only on the rows, so the file is the same byte by byte for any number of processes
+and interruptions.
 """
 
 import hashlib
@@ -25,26 +25,26 @@ from hetxl_train.data.mapped_arrays import MappedArray, open_arrays
 from hetxl_train.distributed import World
 
 BATCH = 64
-"""Rows that go through a network at a time."""
+"""Number of rows in a batch."""
 PIECE = 16 * BATCH
-"""Rows of a piece: an interruption loses no more of each process."""
+"""Number of rows in a piece, the most that an interruption loses per process."""
 
 Compute = Callable[[np.ndarray, UnreadableExamples], Iterator[tuple[Tensor, np.ndarray]]]
-"""From rows [b], and the count of those that cannot be read, to parts: vectors [m, D] on the CPU and their rows [m]."""
+"""A function of rows [b] and of the counter of unreadable rows that yields vectors [m, D] on the CPU and their rows."""
 
 
 def stored_vectors(
     path: Path, compute: Compute, rows: int, origin: dict[str, Any], console: Console, world: World
 ) -> tuple[MappedArray, np.ndarray]:  # fmt: skip
-    """Return the vectors [n, D] of the rows that can be read, mapped, and which rows [n] these are.
+    """Return the memory-mapped vectors [n, D] of the readable rows, and these rows [n].
 
         torch.cat([vectors for vectors, _ in compute(np.arange(rows), UnreadableExamples())])
 
-    Those stored are taken if they are of the same origin and whole. All processes of `world` call this.
+    Stored vectors are reused if they are complete and have the same origin. All processes of `world` call this.
 
     Args:
-        path: NAME.npy; NAME_rows.npy and NAME.json are beside it.
-        origin: what the vectors depend on: "data", as of `split_fingerprint`, and others, for JSON.
+        path: NAME.npy, in the same directory as NAME_rows.npy and NAME.json.
+        origin: everything that the vectors depend on, for JSON: "data" from `split_fingerprint`, and other entries.
     """
     if not world.on_main(partial(is_current, path, origin)):
         _compute(path, compute, rows, origin, console, world)
@@ -53,12 +53,12 @@ def stored_vectors(
 
 
 def rows_path(path: Path) -> Path:
-    """Return the file with the rows whose vectors a file holds."""
+    """Return the file with the rows of a file of vectors."""
     return path.with_name(f"{path.stem}_rows.npy")
 
 
 def is_current(path: Path, origin: dict[str, Any]) -> bool:
-    """Whether stored vectors are of an origin, and whole."""
+    """Return whether stored vectors are complete and have this origin."""
     try:
         stored = read_json(path.with_suffix(".json"), dict)
         same = all(stored[name] == value for name, value in origin.items() if name != "data")
@@ -75,8 +75,8 @@ def _checksums(path: Path) -> dict[str, str]:
 def _compute(
     path: Path, compute: Compute, rows: int, origin: dict[str, Any], console: Console, world: World
 ) -> None:  # fmt: skip
-    """Compute the pieces that are missing, join them, and write what the vectors are of."""
-    # Pieces of another origin have other names, and go with the directory.
+    """Compute the missing pieces, join them, and write the origin."""
+    # Pieces of another origin have other names and are removed with the directory.
     key = hashlib.blake2b(json.dumps(origin, sort_keys=True).encode(), digest_size=8).hexdigest()
     directory = path.with_name(f"{path.stem}-pieces")
     numbers = range(0, rows, PIECE)
@@ -120,7 +120,7 @@ def _piece(file: Path) -> dict[str, np.ndarray] | None:
 
 
 def _join(path: Path, files: list[Path], rows: int, origin: dict[str, Any]) -> None:
-    """Write the file of all pieces, one after the other, and remove them."""
+    """Write the file of all pieces and remove them."""
     unreadable, read, width = UnreadableExamples(path=path.with_name(f"{path.stem}_broken.txt")), [np.arange(0)], 0
     for file in files:
         piece = read_arrays(file)
@@ -133,7 +133,7 @@ def _join(path: Path, files: list[Path], rows: int, origin: dict[str, Any]) -> N
         first = unreadable.examples[0]
         shutil.rmtree(files[0].parent)
         raise ValueError(f"none of the {rows} {path.stem} examples could be read: {first.path}: {first.reason}")
-    # Written row after row, not mapped: a full disk is an error of the write, and would kill the process otherwise.
+    # Written sequentially: a full disk raises an error in a write, but kills a process that writes to a mapping.
     with whole_file(path) as temporary, open(temporary, "wb") as out:
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(done), width)}
         np.lib.format.write_array_header_1_0(out, header)

@@ -1,4 +1,4 @@
-"""What a run will need, said before it starts: bytes by what they are for, seconds by measuring a step."""
+"""Estimate the memory and time of a run before it starts, by measuring a step."""
 
 import contextlib
 import copy
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from hetxl_train.formatting import amount, rough_duration
 
 LARGE, LONG = 2 * 10**9, 30.0
-"""Bytes and seconds from which a run is worth an estimate before it starts."""
+"""Bytes and seconds above which a run prints its estimate."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Memory and time of a run."""
 
-    memory: dict[str, int]  # bytes by what they are for
+    memory: dict[str, int]  # bytes by purpose
     seconds_per_step: float  # measured, without evaluations
     steps: int
-    head_share: float | None = None  # the head's share of that time; None where there is no head
+    head_share: float | None = None  # the head's share of that time; None without a head
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Return the total number of bytes."""
         return sum(self.memory.values())
 
     @property
     def matters(self) -> bool:
-        """Whether the run is long or large."""
+        """Return whether the run is long or large."""
         return self.seconds_per_step * self.steps >= LONG or self.total >= LARGE
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Estimate:
 
 @contextlib.contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
-    """Put a model into training mode to try a step; afterwards it is as it was, and no random number was drawn."""
+    """Put a model into training mode to try a step, and restore it and all random states afterwards."""
     buffers = {name: copy.deepcopy(value) for name, value in model.named_buffers()}
     training = model.training
     model.train()
@@ -58,7 +58,7 @@ def measuring(model: nn.Module) -> Iterator[None]:
 
 
 class Activations:
-    """Bytes that autograd keeps for the backward pass, each storage once, without those of the weights."""
+    """Count the bytes that autograd keeps for the backward pass, each storage once, without weights."""
 
     def __init__(self, model: nn.Module):
         self.bytes = 0
@@ -66,7 +66,7 @@ class Activations:
         self._seen: set[int] = set()
 
     def counting(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Return a context that counts anew."""
+        """Return a context that starts a new count."""
         self.bytes, self._seen = 0, set(self._weights)
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
@@ -86,7 +86,7 @@ def weight_memory(model: nn.Module) -> dict[str, int]:
 
 
 def now(device: torch.device) -> float:
-    """Return the time when a device has done all that it was asked to."""
+    """Return the time after a device has finished all pending work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,7 +1,7 @@
-"""Evaluation of a model on a split, in one pass, with a record of every example.
+"""Evaluate a model on a split in one pass, with a record of every example.
 
-Several processes divide the rows; their records are put in the order of the rows before anything is computed from them,
-so that results are those of one process to the last digit."""
+Several processes divide the rows. Their records are sorted by row before anything is computed from them, so results
+equal those of one process exactly."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,21 +30,21 @@ from hetxl_train.parallel import autocast
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of an evaluation."""
+    """The result of an evaluation."""
 
-    records: Records  # of every example that could be read and has a label
-    pairs: list[dict[str, Any]]  # the 20 pairs of classes that matter most, as `ConfusionCounter.pairs` gives them
+    records: Records  # of every readable example with a label
+    pairs: list[dict[str, Any]]  # the top 20 pairs of classes of `ConfusionCounter.pairs`
     unreadable: list[Unreadable]
-    seconds: float  # of prediction alone: backbone and head, without reading and counting
+    seconds: float  # time of predictions, without reading and counting
     confusions: ConfusionCounter | None = None  # all pairs; None if they were not counted
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one process has evaluated, consecutive rows of the split."""
+    """The consecutive rows of the split that one process has evaluated."""
 
     records: Records
-    confusions: list[Confusions]  # batch by batch; none in a process that is alone, which counts them at once
+    confusions: list[Confusions]  # one per batch; empty for a single process, which counts them at once
     unreadable: list[Unreadable]
     seconds: float
 
@@ -56,29 +56,30 @@ def evaluate(
     confusions: bool = True, class_names: Sequence[str] | None = None, quiet: bool = False,
     fetch: Reader | None = None, target: str = "observed", precision: str = "float32", world: World | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Predict every example of a split and record each.
+    """Predict and record every example of a split.
 
-    Modules are in evaluation mode meanwhile, and as they were afterwards. All draws come from `seed` and the number of
-    the batch: the same call gives the same numbers to the bit, whatever the number of processes, and torch's own
-    generators are left as they were.
+    Modules are in evaluation mode meanwhile, and restored afterwards. The noise depends on `seed` and the number of the
+    batch, so the same call gives bit-identical results for any number of processes. torch's random state does not
+    change.
 
     Args:
-        features_of: the backbone, inputs [b, ...] → features [b, D]; a module or a function, on `device`.
-        split: with labels; rows with the label −100 are left out.
-        batch_size: examples that go through the backbone at a time; the head takes fewer at a time when [b, K]
-            probabilities would need more than 64 MiB.
-        method: of `head.predict`, as is the target.
-        num_samples: S, the head's `eval_samples` without.
-        limit: at most this many rows, the same random ones whatever the model and the seed.
-        device: of the head, where inputs are moved to.
-        confusions: whether to count pairs of classes.
-        class_names: K names for `Evaluation.pairs`; ids without.
-        quiet: whether to show no bar on the terminal.
-        fetch: reads batches of rows in their order, such as in worker processes: takes an iterable of rows [b] and
-            gives a `Fetched` for each; None for `map(split.fetch, …)`.
-        precision: of the backbone's matrix products, under torch.autocast; the head computes in that of its weights.
-        world: the processes that divide the rows, all of which call this; the main process has the outcome, the others
-            have an empty one. None for this process alone.
+        features_of: backbone, a module or function on `device`: inputs [b, ...] → features [b, D].
+        split: labelled split; rows with the label −100 are ignored.
+        batch_size: batch size of the backbone; the head uses smaller batches if [b, K] probabilities would need more
+            than 64 MiB.
+        method: method of `head.predict`.
+        target: target of `head.predict`.
+        num_samples: S [default: the head's `eval_samples`].
+        limit: maximum number of rows, a random sample that does not depend on the model or the seed.
+        device: device of the head.
+        confusions: count pairs of classes.
+        class_names: K names for `Evaluation.pairs` [default: ids].
+        quiet: hide the progress bar.
+        fetch: function from an iterable of rows [b] to a `Fetched` for each, for instance in worker processes; None for
+            `map(split.fetch, …)`.
+        precision: precision of the backbone's matrix products under torch.autocast; the head uses that of its weights.
+        world: processes that divide the rows and all call this; only the main process gets the result, the others an
+            empty one. None for one process.
     """
     integer_at_least("batch_size", batch_size, 1)
     integer_at_least("seed", seed, 0)
@@ -86,7 +87,7 @@ def evaluate(
     if class_names is not None and len(class_names) != head.num_classes:
         raise ValueError(f"class_names must be {head.num_classes} names, one for each class, found {len(class_names)}")
     if split.labels.multi and head.link != "sigmoid":
-        raise ValueError('split has any number of labels for each row, and head link="softmax"; use link="sigmoid"')
+        raise ValueError('split has several labels per row, but head has link="softmax"; use link="sigmoid"')
     rows = _rows_of(split, limit)
     device, processes = torch.device(device), world or World(torch.device(device))
     batches = processes.replicas.share(list(enumerate(blocks(rows, batch_size))))
@@ -104,7 +105,7 @@ def evaluate(
             read = (fetch or partial(map, split.fetch))([batch for _, batch in batches])
             for (number, _), fetched in zip(batches, read, strict=True):
                 unreadable.extend(fetched.unreadable)
-                # A backbone that draws from torch's own generators gets the same draws each time, and leaves no trace.
+                # Random numbers of the backbone are the same each time and do not change torch's random state.
                 torch.manual_seed(derive_seed(seed, number))
                 generator.manual_seed(derive_seed(seed, number, 1))
                 if len(fetched.rows):
@@ -131,7 +132,7 @@ def evaluate(
         records = builder.build() if len(builder) else Records.empty(head.num_classes)
         return Share(records, measured, unreadable, seconds)
 
-    shares = processes.gather(work)[:: processes.class_shards]  # processes that share the classes have equal ones
+    shares = processes.gather(work)[:: processes.class_shards]  # processes that share the classes have equal results
     processes.on_main(lambda: _check_read(shares, len(rows)))
     for entries in (entries for share in shares for entries in share.confusions):
         assert counter is not None
@@ -150,15 +151,15 @@ def _check_read(shares: list[Share], rows: int) -> None:
     if not any(len(share.records) for share in shares):
         unreadable = [example for share in shares for example in share.unreadable]
         reason = f": {unreadable[0].path}: {unreadable[0].reason}" if unreadable else ""
-        raise ValueError(f"split: none of its {rows} rows could be read{reason}")
+        raise ValueError(f"none of the {rows} rows of the split could be read{reason}")
 
 
 def evaluate_split(
     model: Model, split: Split, *, limit: int = 0, workers: int = 0, confusions: bool = False, **options: Any,
 ) -> Evaluation:  # fmt: skip
-    """Evaluate a model on its device, reading images in worker processes; other options as of `evaluate`.
+    """Evaluate a model on its device, reading images in worker processes; other options are those of `evaluate`.
 
-    A limit of 0 takes all rows.
+    A limit of 0 means all rows.
     """
     return evaluate(
         model.backbone,
@@ -175,16 +176,18 @@ def evaluate_split(
 def _rows_of(split: Split, limit: int | None) -> np.ndarray:
     """Return the rows to evaluate, ascending; raise if there are none."""
     if not len(rows := split.labels.labelled()):
-        raise ValueError(f"split has no row with a label among its {len(split)}; to predict, use head.predict")
-    # Its own fixed seed: models and seeds are compared on the same rows.
+        raise ValueError(
+            f"none of the {len(split)} rows of the split has a label; to predict without labels, use head.predict"
+        )
+    # A fixed seed, so that all models and seeds are compared on the same rows.
     return rows if limit is None else some_rows(rows, integer_at_least("limit", limit, 1))
 
 
 def _block_size(head: Head, features: Tensor, num_samples: int | None) -> int:
-    """Return the number of examples that the head may predict at a time."""
+    """Return the batch size of the head's predictions."""
     each = 4 * head.num_classes
     distribution = head.logit_distribution(features[:1])
     if distribution.opaque:
-        # Every sample goes through such a classifier by itself, and so does every factor.
+        # Every sample and every factor goes through an opaque classifier.
         each *= max(num_samples or head.eval_samples, distribution.size)
     return max(1, MAX_BYTES // each)

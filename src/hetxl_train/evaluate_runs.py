@@ -1,4 +1,4 @@
-"""`hetxl evaluate` and `hetxl contrastive evaluate`: metrics of a trained run, on its own data or on other."""
+"""`hetxl evaluate` and `hetxl contrastive evaluate`: metrics of a trained run on its own or other data."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,18 +29,17 @@ def evaluate_run(
     run: str | Path, data: str | None = None, *, split: str = "test", labels: str | None = None, method: str = "mc",
     num_samples: int | None = None, target: str = "observed", limit: int = 0, device: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return metrics by name, as in result.json; a limit of 0 takes all examples.
+    """Return metrics by name, as in result.json; a limit of 0 means all examples.
 
     Args:
-        data: other data of the same classes, all of it, with its labels; None for the run's own.
-        method: of `head.predict`, as is the target.
-        num_samples: S; None for the run's own.
+        data: other labelled data of the same classes, all rows of it; None for the run's data.
+        method: method of `head.predict`.
+        num_samples: S; None for the run's value.
+        target: target of `head.predict`.
     """
     one_of("split", split, SPLITS)
     if labels is not None and data is None:
-        raise ValueError(
-            f"labels is for other data than the run's own, found {labels!r} and no data; give DATA as well"
-        )
+        raise ValueError(f"labels = {labels!r} is for other data than the run's own; pass DATA as well")
     trained = load_run(run, find_device(device))
     config = trained.run.config
     dataset = data_for(trained, data, labels)
@@ -53,7 +52,7 @@ def evaluate_run(
 
 
 def data_for(trained: Trained, data: Data | None = None, labels: str | None = None) -> Dataset:
-    """Open data that a run can be evaluated on, of the same classes and of inputs that it takes; None is its own."""
+    """Open data to evaluate a run on, with its classes and its kind of inputs; None is the run's data."""
     config, directory = trained.run.config, trained.run.path
     transform = trained.spec.transform if trained.spec.kind == "image" else None
     if data is None:
@@ -65,7 +64,7 @@ def data_for(trained: Trained, data: Data | None = None, labels: str | None = No
         options |= {"columns": columns_of(config), "tokenizer": tokenizer_of(config), "transform": transform}
         dataset = open_dataset(data, **options)
     if list(dataset.class_names) != list(trained.class_names):
-        raise ValueError(f"{directory} was trained on other classes than this data has. Was the data changed?")
+        raise ValueError(f"{directory} was trained on different classes than this data has; was the data changed?")
     if data is None:
         instead = f"train again, or name data of its own: hetxl evaluate {directory} DATA"
         check_data(trained.run, dataset, ("validation", "test"), instead)
@@ -83,12 +82,12 @@ def evaluate_contrastive_run(
     """Return the metrics of a contrastive run.
 
     Args:
-        data: pairs as for training; those from files that have no splits are all evaluated. None for the run's own.
-        samples: S of a second zero-shot evaluation with noise; 0 for none.
-        templates: prompts with | between; None for those of the run.
+        data: pairs as for training; files without splits are evaluated whole. None for the run's data.
+        samples: S of a second zero-shot evaluation, with noise; 0 for none.
+        templates: prompts separated by |; None for those of the run.
 
     Returns:
-        "run", "label", "data", "metrics" by split, and for the run's own pairs "swaps" where texts were swapped.
+        "run", "label", "data", "metrics" by split, and "swaps" for the run's own pairs if texts were swapped.
     """
     trained = load_contrastive_run(path, find_device(device))
     config = trained.run.config
@@ -116,7 +115,7 @@ def evaluate_contrastive_run(
 
 
 def contrastive_table(result: dict[str, Any]) -> Table:
-    """Return the metrics of `evaluate_contrastive_run` as a table, a column for each split."""
+    """Return the metrics of `evaluate_contrastive_run` as a table with a column per split."""
     splits = list(result["metrics"])
     rows: list[Row] = []
 

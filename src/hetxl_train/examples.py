@@ -1,4 +1,4 @@
-"""The most telling examples: those a model is most and least certain of, and its most confident errors."""
+"""Select examples to show: those that a model is most and least certain of, and its most confident errors."""
 
 import base64
 import io
@@ -13,9 +13,9 @@ from hetxl_train.data.dataset import Shown, Split
 from hetxl_train.data.image_files import read_image
 
 CONFUSED_ROWS = 50
-"""Rows that are listed behind a number of confusions, at most."""
+"""Maximum number of rows listed for a pair of classes."""
 THUMBNAIL = 96
-"""Pixels of the longer side of an image."""
+"""Longer side of a thumbnail in pixels."""
 
 
 def extreme_examples(
@@ -24,14 +24,12 @@ def extreme_examples(
     """Return examples of a split to show, at most k of each kind, ready for JSON.
 
     Returns:
-        most_certain: those with the lowest entropy, lowest first.
-        least_certain: those with the highest, highest first.
-        most_wrong: errors whose label the model finds least likely (lowest `log_prob`), which may be errors of the
-            label.
+        most_certain: lowest entropy, ascending.
+        least_certain: highest entropy, descending.
+        most_wrong: errors with the lowest `log_prob` of the label, which may be errors of the label.
 
-        Each is a dict of "row", "text", "image" (a small image as a data: address), "path" (of the image), "label"
-        (its name, or a list of names), "top" (pairs of name and probability), "entropy" and "hit"; what the data
-        lacks is None.
+        Each is a dict of "row", "text", "image" (a thumbnail as a data: URL), "path" (of the image), "label" (a name or
+        a list of names), "top" (pairs of name and probability), "entropy" and "hit"; missing values are None.
     """
     integer_at_least("k", k, 1)
     errors = np.flatnonzero(~records.hit)
@@ -48,14 +46,14 @@ def extreme_examples(
 def confused_examples(
     records: Records, split: Split, class_names: Sequence[str], pairs: Sequence[Mapping[str, Any]], k: int = 4
 ) -> list[dict[str, Any]]:
-    """Return for pairs of classes the errors that took one for the other, the most confident first, ready for JSON.
+    """Return the errors between pairs of classes, most confident first, ready for JSON.
 
     Args:
-        pairs: of `ConfusionCounter.pairs`, with the names of classes.
-        k: of each pair, how many examples to show.
+        pairs: pairs of `ConfusionCounter.pairs`, with class names.
+        k: number of examples per pair.
 
     Returns:
-        A dict for each pair with errors: "first", "second", "rows" of at most `CONFUSED_ROWS` and "examples", as of
+        A dict for each pair with errors: "first", "second", at most `CONFUSED_ROWS` "rows", and "examples" as in
         `extreme_examples`.
     """
     ids = {name: number for number, name in enumerate(class_names)}
@@ -74,7 +72,7 @@ def confused_examples(
 
 
 def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:
-    """Return a JPEG of at most `size` pixels a side of an image as a data: address; None when it cannot be read."""
+    """Return an image as a JPEG of at most `size` pixels per side, as a data: URL; None if it cannot be read."""
     try:
         image = read_image(encoded)
     except (OSError, ValueError):
@@ -84,8 +82,8 @@ def thumbnail(encoded: str | bytes, size: int = THUMBNAIL) -> str | None:
 
 
 def embedded(pixels: np.ndarray, size: int = THUMBNAIL) -> str:
-    """Return a PNG of uint8 pixels, [H, W] or [H, W, 3], as a data: address. Small ones are enlarged to about `size`
-    pixels a side, each pixel to a square."""
+    """Return uint8 pixels, [H, W] or [H, W, 3], as a PNG in a data: URL. Small images are enlarged to about `size`
+    pixels per side without smoothing."""
     from PIL import Image
 
     image = Image.fromarray(pixels)
@@ -103,7 +101,7 @@ def _address(image: Any, format: str, **options: Any) -> str:
 
 
 def image_of(shown: Shown) -> str | None:
-    """Return what can be seen of an example as a data: address; None if there is no image."""
+    """Return the image of an example as a data: URL; None if there is none."""
     if shown.pixels is not None:
         return embedded(shown.pixels)
     encoded = shown.image if shown.encoded is None else shown.encoded

@@ -1,4 +1,4 @@
-"""`hetxl export`: the trained model of a run as a file for another program."""
+"""`hetxl export`: write the trained model of a run to a file for other programs."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +26,10 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "head": ".safetensors"}
 """Export formats, with the suffixes of their files."""
 
 EXAMPLES = 8
-"""Random inputs that the exported model is compared on."""
+"""Number of random inputs to verify the exported model with."""
 
 DENSITY_ROWS = 50_000
-"""Training rows that a density is measured on."""
+"""Maximum number of training rows for the density."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Written:
     """An exported file."""
 
     path: Path
-    size: int  # bytes, of all files where an ONNX model has two
-    what: str  # its content in one line
-    difference: float | None  # of its probabilities from those of `head.predict`, at most; None if not compared
-    preprocess: Path | None = None  # the graph that makes its inputs of images
+    size: int  # bytes, over all files of an ONNX model
+    what: str  # description of the content in one line
+    difference: float | None  # largest difference of its probabilities from `head.predict`; None if not verified
+    preprocess: Path | None = None  # the graph that preprocesses images
 
 
 def export_run(
@@ -48,28 +48,30 @@ def export_run(
     num_samples: int | None = None, top_k: int | None = None, seed: int | None = None,
     uncertainty: bool | None = None, novelty: bool = False, console: Console | None = None,
 ) -> Written:  # fmt: skip
-    """Write the trained model of a run, with its class names, and compare the file with `head.predict`.
+    """Write the trained model of a run with its class names, and verify the file against `head.predict`.
 
     Args:
-        to: "onnx", "torch" (`torch.export`), both of the whole model; or "head", the head alone with its configuration.
-        out: the file; RUN/model.onnx, RUN/model.pt2 or RUN/head.safetensors without.
-        method: as of `head.predict`; "mc" without. This and the following are not for "head".
-        num_samples: S; the run's `eval_samples` without.
-        top_k: only the k most probable classes.
-        seed: of the fixed noise; the head's own draws without.
-        uncertainty: whether the file also returns entropies, the top classes, novelty if the head has a density, and
-            the prediction sets of a calibrated run. By default "onnx" does, whose outputs have names, and "torch",
-            whose outputs are unpacked by their number, does not.
-        novelty: measure the density of the run's training features first, for the output `novelty`; needs its data.
+        to: "onnx" or "torch" (`torch.export`) for the whole model, or "head" for the head alone with its configuration.
+        out: output file [default: RUN/model.onnx, RUN/model.pt2 or RUN/head.safetensors].
+        method: method of `head.predict` [default: "mc"]. This and the following options are not for "head".
+        num_samples: S [default: the run's `eval_samples`].
+        top_k: return only the k most probable classes.
+        seed: seed of the fixed noise [default: the head's samples].
+        uncertainty: also return entropies, the top classes, novelty if the head has a density, and the prediction sets
+            of a calibrated run [default: True for "onnx", whose outputs have names; False for "torch", whose outputs
+            are unpacked by position].
+        novelty: fit the density of the run's training features first, for the output `novelty`; needs the data.
     """
     one_of("--to", to, SUFFIXES)
     options = {"--method": method, "--num-samples": num_samples, "--top-k": top_k, "--seed": seed}
     options |= {"--uncertainty": uncertainty, "--novelty": novelty or None}
     named = [name for name, value in options.items() if value is not None]
     if to == "head" and named:
-        raise ValueError(f"{', '.join(named)}: not for --to head, which holds the weights; give them when it predicts")
+        raise ValueError(
+            f"{', '.join(named)}: not supported by --to head, which stores only weights; pass them when you predict"
+        )
     if novelty and uncertainty is False:
-        raise ValueError("--novelty is one of the outputs that --no-uncertainty leaves out; pass only one of them")
+        raise ValueError("--novelty and --no-uncertainty exclude each other; pass only one of them")
     name = "head" if to == "head" else "model"
     path = Path(run) / f"{name}{SUFFIXES[to]}" if out is None else Path(out)
     if path.suffix != SUFFIXES[to]:
@@ -107,11 +109,11 @@ def export_run(
 
 @torch.no_grad()
 def fit_novelty(trained: Trained) -> None:
-    """Set the density of a run's head by the features of its training rows, `DENSITY_ROWS` of them at most."""
+    """Fit the density of a run's head to the features of at most `DENSITY_ROWS` training rows."""
     dataset = data_for(trained)
     split = dataset.splits["train"]
     if split.labels.multi:
-        raise ValueError(f"{trained.run.path} has several labels a row, and a density needs one class for each")
+        raise ValueError(f"{trained.run.path} has several labels per row, but novelty needs one class per row")
     batches = list(trained.features(split, some_rows(split.labels.labelled(), DENSITY_ROWS)))
     targets = split.labels.take(np.concatenate([some for _, some in batches]))
     assert isinstance(targets, Tensor)
@@ -119,8 +121,8 @@ def fit_novelty(trained: Trained) -> None:
 
 
 def _sets(trained: Trained, method: str) -> Any:
-    """Return what prediction sets are made by, from `hetxl calibrate`, whose probabilities are those of "mc"; None for
-    a run that is not calibrated for sets, and for other methods of a head with noise, which the guarantee excludes."""
+    """Return the thresholds of prediction sets from `hetxl calibrate`. None for a run without them, and for methods
+    other than "mc" of a head with noise, because the guarantee holds only for the probabilities of "mc"."""
     if not (trained.run.path / FILE).exists() or (method != "mc" and trained.model.head.covariance is not None):
         return None
     calibration = Calibration.load(trained.run.path)
@@ -128,12 +130,12 @@ def _sets(trained: Trained, method: str) -> Any:
 
 
 def _preprocessing(spec: InputSpec) -> dict[str, Any] | None:
-    """Return how images become inputs; None for other data, and for images that are not read from files."""
+    """Return the preprocessing of images; None for other data, and for images that are not read from files."""
     return None if spec.image is None else {"size": spec.shape[-1], **asdict(spec.image)}
 
 
 def random_inputs(spec: InputSpec, count: int) -> Tensor:
-    """Return random inputs of the kind a model takes, [count, ...], always the same."""
+    """Return random inputs for a model, [count, ...], the same in every call."""
     generator = torch.Generator().manual_seed(0)
     if spec.kind in ("tokens", "text"):
         return torch.randint(spec.vocabulary, (count, *spec.shape), generator=generator)
@@ -142,13 +144,13 @@ def random_inputs(spec: InputSpec, count: int) -> Tensor:
 
 @torch.no_grad()
 def predict_difference(model: Model, module: Exportable, inputs: Tensor) -> float:
-    """Return the largest difference between a module's probabilities and those of `head.predict`, same noise."""
+    """Return the largest difference of a module's probabilities from those of `head.predict` with the same noise."""
     prediction = model.head.predict(model.backbone(inputs), method=module.fixed.method, noise=module.noise)
     largest = float((module.probabilities(inputs) - prediction.probs).abs().max())
     if not largest <= TOLERANCE:
         raise ValueError(
             f"the exported probabilities differ from predict's by {largest:.1e}, more than {TOLERANCE:g}; "
-            "large logits lose digits: use another --method"
+            "large logits lose precision, so use another --method"
         )
     return largest
 

@@ -337,7 +337,7 @@ def pickled_weights(directory):
 
 @pytest.mark.parametrize(
     ("write", "message"),
-    [(remote_code, "needs code of its own, which is never run"), (pickled_weights, "weights must be safetensors")],
+    [(remote_code, "needs its own code, which hetxl never runs"), (pickled_weights, "weights must be safetensors")],
 )
 def test_models_with_code_or_pickles_are_refused_in_one_line(tmp_path, write, message):
     write(tmp_path)

@@ -103,7 +103,7 @@ def test_missing_calibration_names_the_command(directory: Path, tmp_path: Path):
     train(config, console=QUIET)
     with pytest.raises(FileNotFoundError, match="not calibrated; run hetxl calibrate"):
         predict(tmp_path / "run", str(directory / "new.npz"), tmp_path / "p.csv", coverage=0.9, console=QUIET)
-    with pytest.raises(ValueError, match="give --coverage for prediction sets"):
+    with pytest.raises(ValueError, match="pass --coverage for prediction sets"):
         calibrate_run(tmp_path / "run", console=QUIET)
 
 
@@ -123,5 +123,5 @@ def test_several_labels_get_thresholds(tmp_path: Path):
     ]
     assert len(rights) > 100
     assert np.mean(rights) > 0.67  # each label is right in 70 % of its calibration examples, but for the draws
-    with pytest.raises(ValueError, match="several labels take precision alone"):
+    with pytest.raises(ValueError, match="with several labels, pass only --precision"):
         calibrate_run(tmp_path / "run", calibration, coverage=0.9, console=QUIET)

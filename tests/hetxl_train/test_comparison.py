@@ -222,7 +222,7 @@ def test_invalid_heads_seeds_and_jobs_are_errors(tmp_path):
 @pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"data": f"{DATA},multi_label=true"}])
 def test_labels_are_not_smoothed_for_the_sigmoid_link(tmp_path, options):
     config, quiet = small(tmp_path / "out", **options), Console(quiet=True)
-    with pytest.raises(ValueError, match="another than det-smoothed: labels are not smoothed for the sigmoid link"):
+    with pytest.raises(ValueError, match="more than det-smoothed: label smoothing does not support the sigmoid link"):
         compare(config, heads=("det-smoothed",), console=quiet)
     assert not (tmp_path / "out").exists()
     compare(config, heads=("det", "det-smoothed"), console=quiet)

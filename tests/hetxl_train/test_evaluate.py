@@ -167,7 +167,7 @@ def test_unreadable_rows_are_reported_and_left_out():
     assert [item.path for item in evaluation.unreadable] == ["row 3", "row 4", "row 5", "row 20"]
     assert len(evaluation.records) == 46
     assert not set(evaluation.records.rows) & {3, 4, 5, 20}
-    with pytest.raises(ValueError, match="none of its 50 rows could be read: row 0: cannot be read"):
+    with pytest.raises(ValueError, match="none of the 50 rows of the split could be read: row 0: cannot be read"):
         evaluate(nn.Identity(), small(), data(broken=range(50)))
 
 
@@ -179,7 +179,7 @@ def test_rows_without_a_label_are_not_predicted():
     assert evaluation.records.rows.tolist() == list(range(1, 50, 2))
     assert sum(seen) == 25
     split.labels.ids[:] = -100
-    with pytest.raises(ValueError, match="split has no row with a label among its 50"):
+    with pytest.raises(ValueError, match="none of the 50 rows of the split has a label"):
         evaluate(nn.Identity(), small(), split)
 
 

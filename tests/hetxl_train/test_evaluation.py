@@ -53,7 +53,7 @@ def test_other_data_of_the_same_classes(finished, tmp_path):
 
 
 def test_labels_without_data_are_refused(finished, tmp_path):
-    with pytest.raises(ValueError, match=r"labels is for other data.*give DATA"):
+    with pytest.raises(ValueError, match="is for other data than the run's own; pass DATA"):
         evaluate_run(finished, labels=str(tmp_path / "labels.npy"), device="cpu")
 
 
@@ -79,7 +79,7 @@ def test_mismatched_data_raises(finished, tmp_path):
         evaluate_run(finished, split="tset")
     with pytest.raises(ValueError, match="is not a run directory"):
         evaluate_run(tmp_path)
-    with pytest.raises(ValueError, match="was trained on other classes than this data has"):
+    with pytest.raises(ValueError, match="was trained on different classes than this data has"):
         evaluate_run(finished, "synthetic:rows=200,classes=9,features=4", device="cpu")
     with pytest.raises(ValueError, match=r"takes features of shape \[4\], but this data has features of shape \[5\]"):
         evaluate_run(finished, "synthetic:rows=200,classes=8,features=5", device="cpu")

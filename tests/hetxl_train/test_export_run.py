@@ -128,11 +128,11 @@ def test_random_inputs_match_their_spec():
     ("words", "message"),
     [
         ({"to": "onxx"}, "did you mean 'onnx'"),
-        ({"to": "head", "method": "mc", "seed": 0}, "--method, --seed: not for --to head"),
+        ({"to": "head", "method": "mc", "seed": 0}, "--method, --seed: not supported by --to head"),
         ({"to": "torch", "out": "model.onnx"}, "--out must end in .pt2 for --to torch, found model.onnx"),
         ({"to": "onnx", "out": "model"}, "--out must end in .onnx"),
         ({"novelty": True, "uncertainty": False}, "pass only one of them"),
-        ({"to": "head", "novelty": True}, "--novelty: not for --to head"),
+        ({"to": "head", "novelty": True}, "--novelty: not supported by --to head"),
         ({"method": "magic"}, "method must be one of"),
         ({"top_k": 7}, "top_k must be at most the number of classes, 6"),
         ({"num_samples": 0}, "num_samples must be at least 1"),

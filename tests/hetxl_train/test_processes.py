@@ -153,7 +153,7 @@ def test_waiting_outlasts_the_time_out_and_notices_errors_and_lost_processes(tmp
     assert first[0] == "[[0, 1, 2], [3, 4, 5, 6]]"
     assert second[0] == "[]"
     assert first[1:3] == second[1:3] == ["IndexError: list index out of range"] * 2
-    assert first[3].startswith("rank 0: no sign of life from rank 1 for 1.2 s (--timeout)")
+    assert first[3].startswith("rank 0: no response from rank 1 for 1.2 s (--timeout)")
     assert len(second) == 3
 
 

@@ -72,7 +72,7 @@ def test_errors_of_export_are_one_line(run, tmp_path, monkeypatch):
     for words, message in (
         ((tmp_path,), "is not a run directory"),
         ((run, "--to", "tflite"), "--to must be one of 'onnx', 'torch', 'head'"),
-        ((run, "--to", "head", "--num-samples", "3"), "--num-samples: not for --to head"),
+        ((run, "--to", "head", "--num-samples", "3"), "--num-samples: not supported by --to head"),
         ((run, "--method", "mean-field"), "did you mean 'mean_field'"),
         ((run, "--top-k", "7"), "top_k must be at most"),
         ((run, "--out", tmp_path / "model.pt"), "--out must end in .onnx"),
