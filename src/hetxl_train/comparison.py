@@ -1,4 +1,4 @@
-"""`hetxl compare`: train heads on the same data, with equal initial backbones, order of examples and numbers of steps."""
+"""`hetxl compare`: train heads on the same data, from the same initial backbone, in the same order, for equal steps."""
 
 import dataclasses
 import os
