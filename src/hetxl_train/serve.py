@@ -1,4 +1,4 @@
-"""`hetxl serve` and `hetxl demo`: predictions of a run over HTTP. Requests that arrive together are computed together.
+"""`hetxl serve` and `hetxl demo`: serve predictions of a run over HTTP. Concurrent requests are computed in one batch.
 
 Needs the extra `serve`: FastAPI and uvicorn.
 """
@@ -28,30 +28,30 @@ from hetxl_train.prediction import Predictor
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from hetxl_train.neighbours import Neighbours
+    from hetxl_train.similar_examples import SimilarExamples
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on."""
+    """Limits of a server."""
 
-    batch: int = 64  # examples that are computed together
-    wait: float = 0.002  # seconds to wait for more of them
-    rows: int = 256  # examples of a request
-    queue: int = 4096  # examples that wait; more are refused
-    megabytes: float = 20.0  # of a request
-    seconds: float = 30.0  # for a request to arrive, and again for its answer
+    batch: int = 64  # maximum examples per batch
+    wait: float = 0.002  # seconds to wait for a batch to fill
+    rows: int = 256  # maximum examples per request
+    queue: int = 4096  # maximum number of waiting examples
+    megabytes: float = 20.0  # maximum size of a request
+    seconds: float = 30.0  # maximum seconds to receive a request, and to answer it
 
 
 TAKEN = {"features": ["features"], "tokens": ["tokens", "texts"], "text": ["texts"], "image": ["images"]}
-"""The fields of a request, by what the run was trained on."""
+"""The fields of a request, by the kind of training data."""
 
 DRAINED = 16
-"""How many times the largest body is read and dropped before the connection is closed."""
+"""A body of up to this many times the maximum is read and discarded before the connection is closed."""
 
 
 class RequestError(Exception):
-    """A request that is not answered: its status code, and one line that says why."""
+    """A failed request, with its status code and a one-line reason."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -59,9 +59,9 @@ class RequestError(Exception):
 
 
 class Batcher:
-    """Collect the inputs of requests, compute them together in a thread, and hand out the results.
+    """Collect the inputs of requests, compute them together in a thread, and return each request its results.
 
-    Same as `compute(inputs)` for each request, in fewer calls.
+    Equivalent to `compute(inputs)` for each request, with fewer calls.
     """
 
     def __init__(self, compute: Callable[[Tensor], list[Any]], limits: Limits):
@@ -71,7 +71,7 @@ class Batcher:
         self.queued = self.batches = self.examples = 0
 
     async def __call__(self, inputs: Tensor) -> list[Any]:
-        """Return the results of inputs [n, ...], n of them, within the time limit."""
+        """Return the n results of inputs [n, ...] within the time limit."""
         if self.queued + len(inputs) > self.limits.queue:
             raise RequestError(503, f"{self.queued:,} examples are waiting already; try again later")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
@@ -96,7 +96,7 @@ class Batcher:
                 self.arrived.clear()
 
     def _take(self) -> list[tuple[Tensor, "asyncio.Future[list[Any]]"]]:
-        """Return the requests of the next batch, without those whose client has given up."""
+        """Return the requests of the next batch, except those whose client has disconnected."""
         batch, count = [], 0
         while self.waiting and (not batch or count + len(self.waiting[0][0]) <= self.limits.batch):
             inputs, future = self.waiting.popleft()
@@ -110,7 +110,7 @@ class Batcher:
         try:
             inputs = joined([part for part, _ in batch])
             results = await asyncio.to_thread(self.compute, inputs)
-        except Exception as error:  # a failed batch is the answer to its requests, not the end of the server
+        except Exception as error:  # a failed batch must not stop the server
             for _, future in batch:
                 if not future.done():
                     future.set_exception(RequestError(500, f"{type(error).__name__}: {error}"))
@@ -123,20 +123,20 @@ class Batcher:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return the inputs of several requests as one batch; texts are padded to the longest of them."""
+    """Return the inputs of several requests as one batch; texts are padded to the longest."""
     width = max(part.shape[-1] for part in parts)
     return torch.cat([F.pad(part, (0, width - part.shape[-1]), value=PADDING) for part in parts])
 
 
 class Answers:
-    """Turn inputs [n, ...] of a run into records, with the nearest training examples if there are any to search."""
+    """Turn inputs [n, ...] of a run into records, with similar training examples if available."""
 
-    def __init__(self, predictor: Predictor, neighbours: "Neighbours | None" = None):
+    def __init__(self, predictor: Predictor, neighbours: "SimilarExamples | None" = None):
         self.predictor, self.neighbours = predictor, neighbours
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> list[dict[str, Any]]:
-        """Return a record for each input; rows are numbered within a request by the caller."""
+        """Return a record for each input; the caller numbers the rows of a request."""
         predictor = self.predictor
         features = predictor.trained.model.backbone(inputs.to(predictor.device)).float()
         records = predictor.records(features, np.arange(len(inputs)), [None] * len(inputs))
@@ -147,7 +147,7 @@ class Answers:
 
 
 def features_tensor(values: Sequence[Any], spec: InputSpec, limits: Limits) -> Tensor:
-    """Return the numbers of a request as the input of a run, [n, ...]: features float32 or tokens int64."""
+    """Return the numbers of a request as input of a run, [n, ...]: features float32 or tokens int64."""
     name, dtype = ("tokens", np.int64) if spec.kind == "tokens" else ("features", np.float32)
     check_rows(len(values), limits)
     try:
@@ -168,7 +168,7 @@ def features_tensor(values: Sequence[Any], spec: InputSpec, limits: Limits) -> T
 
 
 def images_tensor(images: Sequence[bytes], spec: InputSpec, limits: Limits) -> Tensor:
-    """Return images, as the contents of their files, as the input of a run, [n, C, H, W]."""
+    """Return images from the contents of their files as input of a run, [n, C, H, W]."""
     check_rows(len(images), limits)
     fetched = open_encoded(images, spec).fetch(np.arange(len(images)))
     if fetched.unreadable:
@@ -178,35 +178,35 @@ def images_tensor(images: Sequence[bytes], spec: InputSpec, limits: Limits) -> T
 
 
 def check_rows(count: int, limits: Limits) -> None:
-    """Refuse requests without examples, or with too many."""
+    """Raise for requests without examples, or with too many."""
     if not 1 <= count <= limits.rows:
         raise RequestError(422, f"a request must have 1 to {limits.rows:,} examples, found {count:,}")
 
 
 def texts_tensor(texts: Sequence[str], predictor: Predictor, limits: Limits) -> Tensor:
-    """Return texts as the input of a run, [n, L] ids of tokens."""
+    """Return texts as input of a run, token ids [n, L]."""
     check_rows(len(texts), limits)
     assert predictor.encode is not None
     return predictor.encode(texts)
 
 
 def decoded(images: Sequence[str]) -> list[bytes]:
-    """Return images from their base64 texts, with or without a data: prefix."""
+    """Decode base64 images, with or without a data: prefix."""
     try:
         return [base64.b64decode(text.partition(",")[2] or text, validate=True) for text in images]
     except (binascii.Error, ValueError):
-        raise RequestError(422, "images must be contents of image files in base64") from None
+        raise RequestError(422, "images must be image files encoded in base64") from None
 
 
 class Traffic:
-    """Counts for the endpoint /metrics."""
+    """Counters for the endpoint /metrics."""
 
     def __init__(self, batcher: Batcher):
         self.batcher, self.seconds = batcher, 0.0
         self.requests: Counter[int] = Counter()
 
     def text(self) -> str:
-        """Return the counts as Prometheus reads them."""
+        """Return the counters in the format of Prometheus."""
         lines = ["# TYPE hetxl_requests_total counter"]
         lines += [
             f'hetxl_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.requests.items())
@@ -223,7 +223,7 @@ class Traffic:
 
 
 class Guard:
-    """ASGI middleware that reads the body of a request within its limits first, and counts requests."""
+    """ASGI middleware that reads the body of a request within the limits, and counts requests."""
 
     def __init__(self, app: Any, limits: Limits, traffic: Traffic):
         self.app, self.limits, self.traffic = app, limits, traffic
@@ -255,7 +255,7 @@ class Guard:
             self.traffic.seconds += time.perf_counter() - begin
 
     async def _body(self, receive: Any) -> bytes:
-        """Return the body of a request; refuse one that is too large or takes too long."""
+        """Return the body of a request; raise if it is too large or takes too long."""
         parts: list[bytes] = []
         size, more, end = 0, True, time.monotonic() + self.limits.seconds
         while more:
@@ -265,7 +265,7 @@ class Guard:
                 raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from None
             more, part = message.get("more_body", False), message.get("body", b"")
             size += len(part)
-            # A client that still sends would not see the answer, so a body that is not much too large is read.
+            # A client does not read the answer while it sends, so a slightly too large body is read to its end.
             if size > DRAINED * self.most:
                 break
             if size <= self.most:
@@ -286,16 +286,20 @@ async def _refuse(refused: RequestError, send: Any) -> None:
 
 
 def build_app(
-    predictor: Predictor, limits: Limits | None = None, *, demo: bool = False, neighbours: "Neighbours | None" = None
+    predictor: Predictor,
+    limits: Limits | None = None,
+    *,
+    demo: bool = False,
+    neighbours: "SimilarExamples | None" = None,
 ) -> "FastAPI":
-    """Return the ASGI application of a run; with `demo` its front page is that of `hetxl demo`."""
+    """Return the ASGI application of a run; with `demo` its front page is the page of `hetxl demo`."""
     with needing("serving needs FastAPI and uvicorn", "'hetxl[serve]'"):
         from fastapi import FastAPI, Request
         from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
         from pydantic import BaseModel, ConfigDict
 
     limits = limits or Limits()
-    predictor.skip_invalid = True  # an input that gives NaN must not fail those that are computed with it
+    predictor.skip_invalid = True  # an input that gives NaN must not fail the others of its batch
     trained, spec = predictor.trained, predictor.trained.spec
     taken = TAKEN[spec.kind]
     batcher = Batcher(Answers(predictor, neighbours), limits)
@@ -312,16 +316,16 @@ def build_app(
     app = FastAPI(title="hetxl", description=f"Predictions of {trained.run.path.name}", lifespan=lifespan)
 
     class Inputs(BaseModel):
-        """One of the lists, of the kind that the run was trained on."""
+        """One of the lists, of the kind of the training data."""
 
         model_config = ConfigDict(extra="forbid")
         features: list[list[float]] | None = None
         tokens: list[list[int]] | None = None
         texts: list[str] | None = None
-        images: list[str] | None = None  # contents of image files in base64
+        images: list[str] | None = None  # image files encoded in base64
 
     class Record(BaseModel):
-        """What `hetxl predict` writes of an example; with `--coverage` and `--risk` more than this."""
+        """The record that `hetxl predict` writes for an example; `--coverage` and `--risk` add entries."""
 
         row: int
         top: list[tuple[str, float]]  # classes with their probabilities, most probable first
@@ -342,7 +346,7 @@ def build_app(
     }
 
     async def answer(inputs: Tensor) -> JSONResponse:
-        """Return the records as they are: the models above are documentation, and no second pass over them."""
+        """Return the records unchanged; the models above are only documentation, which avoids a second pass."""
         records = await batcher(inputs)
         invalid = [str(row) for row, record in enumerate(records) if record["top"][0][0] is None]
         if invalid:
@@ -404,7 +408,7 @@ def build_app(
 
 
 def demo_page(predictor: Predictor) -> str:
-    """Return the page on which one tries a run."""
+    """Return the demo page of a run."""
     from hetxl_train.report.render import read_script, render
 
     trained = predictor.trained
@@ -427,15 +431,15 @@ def serve(
     """Serve a run until interrupted.
 
     Args:
-        demo: also serve the page on which one tries the run, and search the nearest training examples.
-        ready: called with the address once the server listens.
-        **options: of `Predictor`.
+        demo: also serve the demo page, and search similar training examples.
+        ready: function that is called with the address when the server listens.
+        **options: options of `Predictor`.
     """
     predictor, neighbours = Predictor(run, **options), None
     if demo:
-        from hetxl_train.neighbours import Neighbours
+        from hetxl_train.similar_examples import SimilarExamples
 
-        neighbours = Neighbours.of_run(predictor)
+        neighbours = SimilarExamples.of_run(predictor)
     app = build_app(predictor, limits, demo=demo, neighbours=neighbours)
     import uvicorn
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 import uvicorn
 
-from hetxl_train.neighbours import Neighbours
+from hetxl_train.similar_examples import SimilarExamples
 from hetxl_train.prediction import Predictor, predict
 from hetxl_train.serve import Answers, Batcher, Limits, RequestError, build_app, features_tensor
 from hetxl_train.training import train
@@ -35,7 +35,7 @@ DETERMINISTIC = {"method": "deterministic", "device": "cpu"}
 def served(run, limits=None, *, demo=False, **options):
     """A server in a thread; yields a client of it."""
     predictor = Predictor(run, **DETERMINISTIC | options)
-    neighbours = Neighbours.of_run(predictor, QUIET) if demo else None
+    neighbours = SimilarExamples.of_run(predictor, QUIET) if demo else None
     app = build_app(predictor, limits, demo=demo, neighbours=neighbours)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -278,7 +278,7 @@ def test_tokens_outside_the_vocabulary_are_refused():
 
 def test_nearest_training_examples_are_those_of_the_smallest_angle(finished):
     predictor = Predictor(finished, **DETERMINISTIC)
-    neighbours = Neighbours.of_run(predictor, QUIET)
+    neighbours = SimilarExamples.of_run(predictor, QUIET)
     row = 7
     features = predictor.trained.model.backbone(neighbours.split.fetch(np.array([row])).inputs)
     (nearest,) = neighbours.nearest(features, count=3)

@@ -1,4 +1,4 @@
-"""The training examples that look most like an input to a trained model."""
+"""Find the training examples that are most similar to an input, by the features of a trained model."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from hetxl_train.examples import image_of
 from hetxl_train.prediction import Predictor
 
 MOST = 5000
-"""Training examples that are searched; of more, as many are drawn."""
+"""Maximum number of training examples to search, drawn at random if there are more."""
 
 
-class Neighbours:
-    """Some rows of a split, searched by the cosine of their features [n, D] once the mean is taken out."""
+class SimilarExamples:
+    """Rows of a split, compared by the cosine similarity of their centred features [n, D]."""
 
     def __init__(self, features: Tensor, split: Split, rows: np.ndarray, class_names: list[str]):
         self.mean = features.mean(0)
@@ -27,13 +27,13 @@ class Neighbours:
         self.split, self.rows, self.class_names = split, rows, class_names
 
     @staticmethod
-    def of_run(predictor: Predictor, console: Console | None = None) -> "Neighbours | None":
-        """Return the training examples of a run; None, with a line that says why, if its data cannot be opened."""
+    def of_run(predictor: Predictor, console: Console | None = None) -> "SimilarExamples | None":
+        """Return the training examples of a run; print a reason and return None if its data cannot be opened."""
         console, trained = console or Console(), predictor.trained
         try:
             split = data_for(trained, None, None).splits["train"]
         except (OSError, ValueError, KeyError) as error:
-            console.say(f"No nearest training examples: {error}")
+            console.say(f"Similar training examples are not available: {error}")
             return None
         rows = some_rows(np.arange(len(split)), MOST, derive_seed(0, 31))
         features, read = [], []
@@ -42,10 +42,10 @@ class Neighbours:
                 features.append(part)
                 read.append(those)
                 bar.to(sum(map(len, read)))
-        return Neighbours(torch.cat(features), split, np.concatenate(read), trained.class_names)
+        return SimilarExamples(torch.cat(features), split, np.concatenate(read), trained.class_names)
 
     def nearest(self, features: Tensor, count: int = 5) -> list[list[dict[str, Any]]]:
-        """Return the nearest rows for each of features [b, D]: their labels, how near they are, and their looks."""
+        """Return the most similar rows for each of features [b, D]: labels, similarities and images or texts."""
         directions = F.normalize(features.cpu() - self.mean, dim=-1)
         similarity, index = (directions @ self.directions.T).topk(min(count, len(self.rows)))
         return [
