@@ -20,9 +20,9 @@ import pytest
 import torch
 import uvicorn
 
-from hetxl_train.similar_examples import SimilarExamples
 from hetxl_train.prediction import Predictor, predict
 from hetxl_train.serve import Answers, Batcher, Limits, RequestError, build_app, features_tensor
+from hetxl_train.similar_examples import SimilarExamples
 from hetxl_train.training import train
 from support.browser import Browser, needs_browser
 from support.texts import table, tiny_bert
@@ -106,7 +106,7 @@ def test_images_are_read_from_bodies_and_base64(image_run):
             assert refused.status_code == 422
             assert "image 0 could not be read" in refused.json()["detail"]
         wrong = client.post("/predict", json={"images": ["%%%"]})
-        assert (wrong.status_code, wrong.json()["detail"]) == (422, "images must be contents of image files in base64")
+        assert (wrong.status_code, wrong.json()["detail"]) == (422, "images must be image files encoded in base64")
         assert "takes images" in client.post("/predict", json={"features": [[1.0]]}).json()["detail"]
 
 
