@@ -378,7 +378,7 @@ def test_model_of_impossible_inputs_is_one_line(finished, tmp_path, spec):
 def test_parameters_that_hold_themselves_are_refused():
     params: dict = {"W": FEATURES}
     params["again"] = params
-    with pytest.raises(ValueError, match="nested more than 100 deep, or holds itself"):
+    with pytest.raises(ValueError, match="nested more than 100 deep, or contains itself"):
         read_params(params)
 
 

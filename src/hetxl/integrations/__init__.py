@@ -1,4 +1,4 @@
-"""hetxl beside other libraries and formats: files of heads, export, converted models."""
+"""Integrations with other libraries and formats: head files, export, converted models."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ __all__ = ["import_weights"]
 
 
 def __getattr__(name: str) -> Any:
-    # A name brings its module when it is first used.
+    # Modules are imported when a name is first used.
     if name in __all__:
         return getattr(importlib.import_module("hetxl.integrations.flax"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

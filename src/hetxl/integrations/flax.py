@@ -1,9 +1,9 @@
-"""Weights of the authors' Flax layer, read into a head.
+"""Import the weights of the authors' Flax layer into a head.
 
-A layer with J and v has the covariance `efficient`, one with V `low_rank`, one with neither `diagonal`; N is K in HET
-and D in HET-XL. Weights have the layer's names or plain ones:
+A layer with J and v has the covariance `efficient`, with V `low_rank`, and with neither `diagonal`; N is K in HET and D
+in HET-XL. Weights have the layer's names or short names:
 
-| in the layer | as a plain name | in the head | shape |
+| layer | short name | head | shape |
 | --- | --- | --- | --- |
 | loc_layer | W, b | classifier | [D, K], [K] |
 | diag_layer | d_kernel, d_bias | covariance.residual | [D, N], [N] |
@@ -46,10 +46,10 @@ PARAMETERS = {
     "V_bias": "covariance.loadings.bias",
     "raw_tau": "temperature.raw",
 }
-"""The parameter of a head that each entry is."""
+"""The parameter of a head for each entry."""
 
 SETTINGS = {"tau", "tau_min", "tau_max", "min_scale"}
-"""Numbers that say how the parameters are used."""
+"""Numbers that describe how the parameters are used."""
 
 _LAYERS = {
     "loc_layer": "W",
@@ -60,10 +60,10 @@ _LAYERS = {
 }
 _SAME = {"W_kernel": "W", "W_bias": "b", "J_kernel": "J", "pre_sigmoid_temperature": "raw_tau"}
 _BESIDE = re.compile(r"features|targets|probs|loss|z0?|grad_\w+")
-"""What files of reference numbers hold beside the weights."""
+"""Entries of files of reference numbers that are not weights."""
 _KNOWN = {*PARAMETERS, *SETTINGS, "J_bias"}
 _SHOWN = 6
-_DEEPEST = 100  # dicts inside each other
+_DEEPEST = 100  # maximum nesting of dicts
 
 Arrays = dict[str, np.ndarray]
 
@@ -77,23 +77,23 @@ def import_weights(
 ) -> Head:
     """Return a head with the weights of the authors' Flax layer.
 
-    The layer's factor J may have a bias c, which gives its noise the mean c ∘ v(x). Noise has no mean here, so a bias
-    other than 0 goes into the classifier, which makes it the same model: HET takes W + v_kernel·c for W, and a new
-    HET-XL head keeps W beside it, as the projection of the noise (`noise_features=D`).
+    The layer's factor J can have a bias c, which gives its noise the mean c ∘ v(x). Noise has no mean in hetxl, so a
+    nonzero bias is added to the classifier, which gives the same model: W becomes W + v_kernel·c in HET, and a new
+    HET-XL head keeps the original W as the projection of the noise (`noise_features=D`).
 
     Args:
-        params: arrays, or anything that `np.asarray` takes, in nested dicts or under names with "/" or "." between the
-            parts; or the path of an .npz file of them. Their names are those of the layer or the plain ones; dicts
-            around them, such as "params", do not matter.
+        params: arrays, or anything that `np.asarray` accepts, in nested dicts or under names with "/" or "." between
+            the parts; or the path of an .npz file. Names are those of the layer or the short names; outer dicts such
+            as "params" are ignored.
         head: a `HetHead` or `HetXLHead` to fill; None for a new one.
-        kind: of a new head, "het" or "het-xl"; None to tell by the shapes, which takes D ≠ K.
-        **options: of a new head, see `hetxl.nn.Head`. link="sigmoid" for that layer. temperature=τ where the layer did
-            not learn it (1 without); where it did, a `LearnedTemperature` with its bounds, unless tau_min and tau_max
-            are among the arrays (0.05 and 5 without). Sizes and covariance are those of the weights, and so is a dtype
-            of float64.
+        kind: type of a new head, "het" or "het-xl"; None to infer it from the shapes, which needs D ≠ K.
+        **options: options of a new head, see `hetxl.nn.Head`. Pass link="sigmoid" for a sigmoid layer. Pass
+            temperature=τ for a layer with a fixed τ [default: 1], or a `LearnedTemperature` with the bounds of a
+            learned τ, unless tau_min and tau_max are among the arrays [default: 0.05 and 5]. Sizes, covariance and
+            float64 follow from the weights.
 
     Returns:
-        The head. Its weights are those of the layer to the bit, transposed, if it has their dtype.
+        The head. If it has the dtype of the arrays, its weights equal those of the layer bit for bit, transposed.
     """
     arrays = read_params(params)
     mean = arrays.pop("J_bias", np.zeros(1))
@@ -107,13 +107,13 @@ def import_weights(
         head = _build(arrays, kind, bool(mean.any()), dict(options))
     elif kind is not None or options:
         superfluous = [*(["kind"] if kind is not None else []), *options]
-        raise ValueError(f"kind and options are for a new head; leave out {', '.join(superfluous)}")
+        raise ValueError(f"kind and options are only for a new head; leave out {', '.join(superfluous)}")
     _check(arrays, mean, head)
     parameters, projection = dict(head.named_parameters()), head.projection if isinstance(head, HetXLHead) else None
     if mean.any() and isinstance(head, HetXLHead) and projection is None:
-        raise ValueError(f"J_bias is not 0: give a head with noise_features={head.in_features}, or none")
+        raise ValueError(f"J_bias is not 0; pass a head with noise_features={head.in_features}, or no head")
     if mean.any() and head.classifier.bias is None:
-        raise ValueError("J_bias is not 0: give a head whose classifier has a bias, or none")
+        raise ValueError("J_bias is not 0; pass a head whose classifier has a bias, or no head")
     with torch.no_grad():
         if projection is not None:
             projection.weight.copy_(head_state({"W": arrays["W"]})["classifier.weight"])
@@ -123,8 +123,8 @@ def import_weights(
 
 
 def head_state(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the parameters of a head by the names there, transposed where they are, from entries of plain names."""
-    # Copies: arrays of other libraries may be read-only.
+    """Return a head's state dict from entries with short names, transposed as needed."""
+    # Copies, because arrays of other libraries can be read-only.
     values = {entry: torch.from_numpy(np.asarray(arrays[entry]).copy()) for entry in PARAMETERS if entry in arrays}
     return {PARAMETERS[entry]: value.T if entry in _TRANSPOSED else value for entry, value in values.items()}
 
@@ -134,7 +134,7 @@ def _setting(arrays: Arrays, name: str, otherwise: float) -> float:
 
 
 def _build(arrays: Arrays, kind: str | None, apart: bool, options: dict[str, Any]) -> Head:
-    """Return a new head of the sizes that single entries tell; `apart` for a noise with a projection of its own."""
+    """Return a new head with the sizes of the entries; `apart` for noise with a separate projection."""
     for name in ("W", "d_kernel"):
         if name not in arrays or arrays[name].ndim != 2 or not arrays[name].size:
             problem = f"found {list(arrays[name].shape)}" if name in arrays else "it is missing"
@@ -161,7 +161,7 @@ def _build(arrays: Arrays, kind: str | None, apart: bool, options: dict[str, Any
         if options.setdefault(name, value) != value:
             raise ValueError(f"{name} must be {value!r}, as the weights have it, found {options[name]!r}")
     if options.get("classifier") is not None:
-        raise ValueError("classifier must be left out: the weights hold it")
+        raise ValueError("classifier must be left out, because the weights define it")
     if options.get("dtype") is None:
         options["dtype"] = torch.float64 if arrays["W"].dtype == np.float64 else torch.float32
     if options.get("temperature") is None:
@@ -180,7 +180,7 @@ def _build(arrays: Arrays, kind: str | None, apart: bool, options: dict[str, Any
 
 
 def _check(arrays: Arrays, mean: np.ndarray, head: Head) -> None:
-    """Raise unless a head is the same model as the layer, and exactly the entries of its parameters are there."""
+    """Raise unless a head is the same model as the layer and the entries are exactly its parameters."""
     covariance = _COVARIANCES.get(type(head.covariance))
     if not isinstance(head, HetHead | HetXLHead) or head.covariance is None or covariance is None:
         options = "" if head.covariance is None else f" with {type(head.covariance).__name__}"
@@ -229,7 +229,7 @@ def _check(arrays: Arrays, mean: np.ndarray, head: Head) -> None:
 
 
 def _centred(arrays: Arrays, mean: np.ndarray, head: Head) -> Arrays:
-    """Return the weights of the same model with noise of mean 0: `mean` [N] ∘ v(x) is linear in the features."""
+    """Return the weights of the same model with noise of mean 0, since `mean` [N] ∘ v(x) is linear in the features."""
     if not mean.any():
         return arrays
     kernel, bias = (arrays[name].astype(np.float64) * mean for name in ("v_kernel", "v_bias"))
@@ -239,14 +239,14 @@ def _centred(arrays: Arrays, mean: np.ndarray, head: Head) -> Arrays:
 
 
 def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
-    """Return the arrays of a layer under their plain names, in float32 or float64, from `params` of `import_weights`.
+    """Return the arrays of a layer under their short names, in float32 or float64, from `params` of `import_weights`.
 
-    What files of reference numbers hold beside the weights is left out.
+    Entries that are not weights are left out.
     """
     if isinstance(params, str | os.PathLike):
         path = Path(params)
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: there is no such file")
+            raise FileNotFoundError(f"{path} does not exist")
         try:
             params = read_arrays(path)
         except ValueError as error:
@@ -254,7 +254,7 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be a dict of arrays or the path of an .npz file, found {type(params).__name__}")
     entries = list(_flatten(params))
-    # Dicts around the layer's own are left, as long as each holds nothing but the next.
+    # Unwrap outer dicts that contain only one dict.
     while not any(_plain_name(parts) in _KNOWN for parts, _ in entries):
         around = {parts[:-1][:1] for parts, _ in entries}
         if len(around) != 1 or not around.pop():
@@ -274,15 +274,15 @@ def read_params(params: Mapping[str, Any] | str | os.PathLike) -> Arrays:
         more = f" and {len(unexpected) - _SHOWN} more" if len(unexpected) > _SHOWN else ""
         raise ValueError(
             f"params holds {', '.join(unexpected[:_SHOWN])}{more}, which the layer does not have; "
-            "give its own dict alone, such as params['head']"
+            "pass only the layer's dict, such as params['head']"
         )
     return arrays
 
 
 def _flatten(params: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Entries by the parts of their names."""
+    """Yield the entries with the parts of their names."""
     if len(path) > _DEEPEST:
-        raise ValueError(f"params is nested more than {_DEEPEST} deep, or holds itself; give the layer's own dict")
+        raise ValueError(f"params is nested more than {_DEEPEST} deep, or contains itself; pass the layer's dict")
     for key, value in params.items():
         parts = (*path, *re.split("[/.]", str(key)))
         if isinstance(value, Mapping):
@@ -300,7 +300,7 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "cOSU":
-            # Half precision fits into float32 as it is.
+            # float32 represents half precision exactly.
             return array if array.dtype == np.float64 else array.astype(np.float32)
         actual = f"dtype {array.dtype}"
     except (TypeError, ValueError, RuntimeError) as error:

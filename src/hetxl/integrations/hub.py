@@ -1,10 +1,10 @@
-"""Heads by the conventions of the Hugging Face hub: saved to a directory, loaded from it or from a repository, pushed.
+"""Save heads to a directory, load them from a directory or a Hugging Face repository, and push them to the hub.
 
 save_pretrained(head, "my-head", class_names=names)
 head = from_pretrained("my-head")                      # or from_pretrained("owner/my-head")
 push_to_hub(head, "owner/my-head")
 
-Directories need nothing but hetxl; repositories need huggingface_hub, and its login.
+Directories need only hetxl; repositories need huggingface_hub and a login.
 """
 
 import json
@@ -29,13 +29,13 @@ HEAD, CARD = "head.safetensors", "README.md"
 def save_pretrained(
     head: Head, directory: str | Path, *, class_names: Sequence[str] | None = None, card: str | None = None
 ) -> None:
-    """Write a head to a directory: `head.safetensors`, with a checksum, and a model card, `README.md`.
+    """Save a head to a directory: `head.safetensors`, with a checksum, and a model card, `README.md`.
 
     Args:
-        head: as `save_head` takes it.
-        directory: is created if need be; other files in it stay.
+        head: a head that `save_head` accepts.
+        directory: created if missing; other files in it do not change.
         class_names: K names.
-        card: text of the card; None for the head's kind, sizes and use. A card that is there stays if it is None.
+        card: text of the card; None for a default card, or to keep an existing card.
     """
     directory = Path(directory)
     save_head(head, directory / HEAD, class_names=class_names)
@@ -50,12 +50,13 @@ def from_pretrained(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Head:
-    """Return the head of a directory, or of a repository of the hub, in evaluation mode.
+    """Load a head from a directory or a repository of the hub, in evaluation mode.
 
     Args:
-        name: a directory of `save_pretrained` or an exported `head.safetensors`; otherwise "owner/repository".
+        name: a directory of `save_pretrained`, an exported `head.safetensors`, or "owner/repository".
         revision: branch, tag or commit of a repository.
-        device: as of `load_head`, as is the dtype.
+        device: see `load_head`.
+        dtype: see `load_head`.
     """
     path = Path(name) if Path(name).is_file() else local_directory(name, revision, [HEAD]) / HEAD
     if not path.is_file():
@@ -71,13 +72,13 @@ def push_to_hub(
     card: str | None = None,
     private: bool | None = None,
 ) -> str:
-    """Save a head to a repository of the hub, which is created if need be, and return its address.
+    """Save a head to a repository of the hub, created if missing, and return its address.
 
     Args:
-        name: "owner/repository"; or a path that begins with "/", "./", "../" or "~", which is written instead.
+        name: "owner/repository"; a name that begins with "/", "./", "../" or "~" is a directory to write to.
         class_names: K names.
-        card: text of the model card; as for `save_pretrained`.
-        private: of a new repository.
+        card: text of the model card, see `save_pretrained`.
+        private: whether a new repository is private.
     """
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(head, folder, class_names=class_names, card=card)
@@ -85,7 +86,7 @@ def push_to_hub(
 
 
 def local_directory(name: str | Path, revision: str | None = None, files: Sequence[str] | None = None) -> Path:
-    """Return a directory as it is, or a local copy of a repository of the hub, with all of its files or some."""
+    """Return a directory, or download a repository of the hub (all or some files) and return its local copy."""
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
@@ -101,7 +102,7 @@ def local_directory(name: str | Path, revision: str | None = None, files: Sequen
 
 
 def upload(folder: str | Path, name: str, *, private: bool | None = None) -> str:
-    """Put the files of a folder into a repository of the hub, or into a directory; return where they are."""
+    """Copy the files of a folder to a repository of the hub or to a directory, and return its address."""
     if _is_path(name):
         path = Path(name).expanduser()
         if path.is_file():
@@ -118,13 +119,13 @@ def upload(folder: str | Path, name: str, *, private: bool | None = None) -> str
 
 
 def front_matter(values: Mapping[str, Any]) -> str:
-    """Return the YAML block at the start of a model card; values are what JSON has, which YAML reads as it is."""
+    """Return the YAML front matter of a model card; values are JSON, which is valid YAML."""
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---", ""])
 
 
 def _is_path(name: str | Path) -> bool:
-    """Whether a name can only be a path: repositories are owner/name."""
+    """Return whether a name is a path and cannot be a repository."""
     return isinstance(name, Path) or name.startswith(("/", "./", "../", "~")) or name in (".", "..")
 
 
@@ -136,7 +137,7 @@ def _huggingface_hub(purpose: str) -> Any:
 
 
 def _card(about: Mapping[str, Any]) -> str:
-    """Return the model card of a head by its configuration."""
+    """Return the model card of a head from its configuration."""
     label = HEAD_LABELS[about["head"]]
     facts = front_matter({"library_name": "hetxl", "tags": ["hetxl", about["head"], "uncertainty"]})
     return f"""{facts}

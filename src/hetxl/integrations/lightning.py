@@ -1,6 +1,6 @@
-"""PyTorch Lightning: a module that trains a backbone with a head, and a callback that watches the head of any module.
+"""PyTorch Lightning: a module that trains a backbone with a head, and a callback that monitors a head in any module.
 
-Both are of the package that the program uses, `lightning` or `pytorch_lightning`.
+Both use the installed package, `lightning` or `pytorch_lightning`.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ __all__ = ["CalibrationError", "HeadMonitor", "HetXLModule", "noise_scale"]
 
 
 def import_lightning() -> Any:
-    """`lightning.pytorch`, or `pytorch_lightning` where only that is installed or it alone is in use."""
-    # A Trainer takes modules of its own package only: the one that is in use already goes first.
+    """Return `lightning.pytorch`, or `pytorch_lightning` if only that is installed or already imported."""
+    # A Trainer accepts only modules of its own package, so a package that is already imported has priority.
     for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
@@ -60,16 +60,16 @@ if TYPE_CHECKING:
     import torchmetrics
 else:
     pl = import_lightning()
-    # After Lightning, which brings it: where both are missing, the error is that above.
+    # Imported after Lightning, which installs it, so that the error above is raised if both are missing.
     torchmetrics = importlib.import_module("torchmetrics")
 
 NOISE_CLASSES = 256
-"""Logits of each example that `noise_scale` looks at, evenly spaced over the classes."""
+"""Number of logits per example in `noise_scale`, evenly spaced over the classes."""
 
 
 class CalibrationError(torchmetrics.Metric):
-    """The expected calibration error with 15 bins of equally many examples, as `hetxl.metrics.calibration_error`
-    gives it. It keeps two numbers of each example, and joins those of all processes."""
+    """The expected calibration error with 15 bins of equal mass, as in `hetxl.metrics.calibration_error`. It stores two
+    numbers per example, and gathers them from all processes."""
 
     full_state_update = False
     confidence: list[Tensor]
@@ -81,13 +81,13 @@ class CalibrationError(torchmetrics.Metric):
         self.add_state("hit", [], dist_reduce_fx="cat")
 
     def update(self, confidence: Tensor, hit: Tensor) -> None:
-        """Add probabilities of the most probable classes [b], and whether those are labels [b]."""
+        """Add probabilities of the most probable classes [b], and whether these are labels [b]."""
         self.confidence.append(confidence.to(self.device, torch.float32))
         self.hit.append(hit.to(self.device, torch.bool))
 
     def compute(self) -> Tensor:
         """Return the error over all examples; NaN without any."""
-        # One tensor already where processes were joined.
+        # A single tensor after gathering from several processes.
         states: list[Any] = [self.confidence, self.hit]
         confidence, hit = [torch.cat(each) if isinstance(each, list) and each else each for each in states]
         if not len(hit):
@@ -99,10 +99,10 @@ class CalibrationError(torchmetrics.Metric):
 
 @torch.no_grad()
 def noise_scale(head: Head, features: Tensor) -> float:
-    """Return how far the noise moves logits, in the units of what the softmax sees.
+    """Return the size of the noise relative to τ for features [b, D].
 
-    For each example the standard deviation of a logit, as root mean square over the classes and divided by τ; of those
-    the median. With more than 256 classes it looks at 256 of them. 0 for a head without noise. Features are [b, D].
+    This is the median over the examples of the logits' standard deviation (root mean square over at most 256 classes)
+    divided by τ; 0 for a head without noise.
     """
     count = min(head.num_classes, NOISE_CLASSES)
     classes = torch.linspace(0, head.num_classes - 1, count, device=features.device).round().long()
@@ -112,41 +112,41 @@ def noise_scale(head: Head, features: Tensor) -> float:
 
 
 def draws(device: torch.device, number: int) -> torch.Generator:
-    """For one batch of an evaluation: the same each time, and without a trace in torch's own generators."""
+    """Return the generator for a batch of an evaluation, the same each time, without changing torch's random state."""
     return torch.Generator(device).manual_seed(number)
 
 
 MEASURED_BATCHES, LEAST_ROWS = 100, 20
-"""Training batches that a head's features are measured on and its prior is chosen on, and rows below which it is
+"""Number of training batches to measure features and choose the prior on, and number of rows below which the prior is
 `PRIOR`."""
 
 _MEANS = ("nll", "precision@1", "precision@5")
 
 
 class HetXLModule(pl.LightningModule):
-    """A backbone with a head, trained with the head's fused loss.
+    """A LightningModule that trains a backbone with a head, using the head's fused loss.
 
-    Batches are pairs of inputs [B, ...] and targets as heads take them; for predictions inputs alone will do. It logs
+    Batches are pairs of inputs [B, ...] and targets of the head; predictions also accept only inputs. It logs
     `train_loss`, and with the prefix `val_` or `test_`: `nll`, `precision@1`, `precision@5` and `calibration_error`.
-    Draws in evaluation are the same each time, whatever was drawn before. Where targets are probabilities of classes
-    (softmax, [..., K]), `nll` is the cross-entropy with them, as in training; the others ask for the likeliest class.
+    Evaluations use the same noise each time. If targets are class probabilities (softmax, [..., K]), `nll` is the
+    cross-entropy, as in training, and the other metrics use the most probable class.
 
     Args:
-        backbone: inputs to features [..., D].
-        head: one of hetxl's, over K classes.
-        learning_rate: peak of AdamW's; None for 0.02 if only the head has parameters to train, and 0.002 with a network
-            (a published one that is fine-tuned needs less, such as 1e-4).
-        weight_decay: of matrices; none on τ, biases and norms. None for 0.01 with a network, and for a head alone a
-            Gaussian prior that rows held out of the first training batches choose, as `hetxl train` does it. A head
-            that standardises its features then divides all by one deviation if that suits those rows better.
-        temperature_learning_rate: of a learned τ, as a multiple.
-        noise_learning_rate: of the covariance, as a multiple; None for 0.3 of a head alone, and 1 with a network.
-        noise_start: share of the steps that train without noise first; None for 0.3 of a head alone, 0 with a network.
-        warmup: steps of linear warm-up; below 1 a share of all steps.
-        schedule: what follows: decay to zero, "cosine" or "linear", or "constant".
-        optimizer: takes the parameter groups, learning rates included, and gives an optimiser to use instead of AdamW:
+        backbone: network from inputs to features [..., D].
+        head: a head of hetxl over K classes.
+        learning_rate: peak learning rate of AdamW [default: 0.02 if only the head is trained, 0.002 with a network;
+            fine-tuning a published network needs less, such as 1e-4].
+        weight_decay: weight decay of matrices; τ, biases and norms have none [default: 0.01 with a network; a head
+            alone gets a Gaussian prior, chosen on held-out rows of the first training batches, as in `hetxl train`,
+            and one deviation for all standardised features if that lowers the NLL].
+        temperature_learning_rate: learning rate of a learned τ, as a multiple of `learning_rate`.
+        noise_learning_rate: learning rate of the covariance, as a multiple [default: 0.3 for a head alone, else 1].
+        noise_start: share of the steps, at the start, without noise [default: 0.3 for a head alone, else 0].
+        warmup: steps of linear warm-up; a value below 1 is a share of all steps.
+        schedule: decay after the warm-up: "cosine" or "linear" to zero, or "constant".
+        optimizer: function from parameter groups with learning rates to an optimiser, to use instead of AdamW, such as
             `functools.partial(torch.optim.SGD, momentum=0.9)`.
-        top_k: of `predict_step`; None for all classes.
+        top_k: number of classes in `predict_step`; None for all classes.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class HetXLModule(pl.LightningModule):
     ):
         super().__init__()
         if not isinstance(head, Head):
-            raise TypeError(f"head must be one of hetxl's, such as hetxl.HetXLHead, found {type(head).__name__}")
+            raise TypeError(f"head must be a head of hetxl, such as hetxl.HetXLHead, found {type(head).__name__}")
         alone = not any(parameter.requires_grad for parameter in backbone.parameters())
         rule = DEFAULTS["head" if alone else "network"]
         start = 0.0 if head.covariance is None else rule.noise_start if noise_start is None else noise_start
@@ -207,7 +207,7 @@ class HetXLModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics."""
-        # Lightning does so too, but after `validate` under inference mode: `fit` could not add to what that leaves.
+        # Lightning resets them too, but after `validate` in inference mode, whose tensors `fit` cannot change.
         score: Any
         for score in self.scores.values():
             score.reset()
@@ -218,9 +218,9 @@ class HetXLModule(pl.LightningModule):
         """Return the prediction for a batch.
 
         Returns:
-            probs: [..., K], or [..., k] with `top_k`, most probable first; then also classes [..., k].
-            entropy: [...], of the averaged probabilities, in nats.
-            mutual_information: [...], the part of it that the noise explains.
+            probs: [..., K], or with `top_k` [..., k], most probable first, with classes [..., k].
+            entropy: [...], entropy of the averaged probabilities, in nats.
+            mutual_information: [...], the part of the entropy that the noise explains.
         """
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         prediction = self.head.predict(self.backbone(inputs), self.top_k, generator=draws(self.device, batch_idx))
@@ -229,16 +229,16 @@ class HetXLModule(pl.LightningModule):
         return outputs if prediction.indices is None else outputs | {"classes": prediction.indices}
 
     def configure_optimizers(self) -> Any:
-        """AdamW, or what `optimizer` gives, with a learning rate for every step."""
+        """Return AdamW, or the result of `optimizer`, with a learning rate schedule over steps."""
         steps = self._steps()
         by_share = self.recipe.noise_start or 0 < self.recipe.warmup < 1
         if not steps and (self.recipe.schedule != "constant" or by_share):
             raise ValueError(
-                f"schedule={self.recipe.schedule!r} with warmup={self.recipe.warmup:g} needs the number of steps: give "
-                "the Trainer max_steps, or use schedule='constant', a warmup in steps and noise_start=0"
+                f"schedule={self.recipe.schedule!r} with warmup={self.recipe.warmup:g} needs the number of steps; pass "
+                "max_steps to the Trainer, or use schedule='constant', a warmup in steps and noise_start=0"
             )
         if self.optimizer is None:
-            # A fused step cannot be clipped under a gradient scaler.
+            # A fused step does not support clipping with a gradient scaler.
             scaled = str(self.trainer.precision).startswith("16")
             optimizer = build_optimizer(
                 self, dataclasses.replace(self.recipe, precision="float16" if scaled else "float32")
@@ -261,8 +261,8 @@ class HetXLModule(pl.LightningModule):
         return int(steps) if 0 < steps < math.inf else 0
 
     def on_fit_start(self) -> None:
-        """Measure the features of a head that standardises them, unless that was done, and choose the prior of one that
-        has it, on training batches."""
+        """On training batches, measure the features of a head that standardises them, if not done yet, and choose the
+        prior, if the head has one."""
         standardize = self.head.standardize
         measured = standardize is None or bool(standardize.mean.any() or (standardize.deviation != 1).any())
         if measured and not self.has_prior:
@@ -280,11 +280,11 @@ class HetXLModule(pl.LightningModule):
             self._set_prior(batches, loader, None if measured or standardize is None else standardize.deviation)
 
     def _set_prior(self, batches: list[tuple[Tensor, Any]], loader: Any, deviation: Tensor | None) -> None:
-        """Choose the prior of the head and the scale of its features; every tenth row judges them."""
+        """Choose the prior of the head and the scale of its features, with every tenth row held out."""
         head, features = self.head, torch.cat([features for features, _ in batches]).float()
         if self.prior is None:
             chosen = self._choose_scaling(features, [targets for _, targets in batches], deviation)
-            # All processes take what the first one has chosen.
+            # All processes use the choice of the first.
             self.prior, common = self.trainer.strategy.broadcast(chosen)
             if common is not None and head.standardize is not None:
                 head.standardize.share(common)
@@ -315,11 +315,11 @@ class HetXLModule(pl.LightningModule):
             add_prior(self.penalties, noise=not silent)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the prior that was chosen: a fit that is resumed takes the same."""
+        """Save the chosen prior, for a resumed fit."""
         checkpoint["hetxl_prior"] = self.prior
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the prior of the fit that is resumed."""
+        """Load the prior of the resumed fit."""
         self.prior = checkpoint.get("hetxl_prior")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -342,7 +342,7 @@ class HetXLModule(pl.LightningModule):
         records = builder.build()
 
         def add(name: str, *values: np.ndarray) -> None:
-            # Not every device has double precision.
+            # Some devices lack double precision.
             tensors = [torch.from_numpy(value.astype(np.float32)).to(self.device) for value in values]
             score: Any = self.scores[f"{stage}_{name}"]
             if len(records):
@@ -359,7 +359,7 @@ class HetXLModule(pl.LightningModule):
 
 
 def _of_rows(targets: Targets, link: str) -> tuple[Tensor | LabelLists, Tensor | None]:
-    """Targets of any leading shape as those of rows: ids [n] or lists; beside ids class probabilities [n, K], if so."""
+    """Flatten targets of any leading shape: ids [n] or lists; and class probabilities [n, K], if any."""
     if targets.ids is not None:
         return targets.ids.reshape(-1), None
     if targets.dense is None:
@@ -372,29 +372,29 @@ def _of_rows(targets: Targets, link: str) -> tuple[Tensor | LabelLists, Tensor |
 
 
 TARGETS = ("labels", "label", "targets", "target")
-"""Where a batch that is a dict may have its targets."""
+"""Keys of the targets in a batch that is a dict."""
 
 
 class HeadMonitor(pl.Callback):
-    """Logs what a head does, in any LightningModule that contains one.
+    """Log the state of a head in any LightningModule that contains one.
 
-    - `temperature`: τ, and `noise_scale`: see the function of that name, for the first examples of the batch; while
-      training, whenever Lightning writes its log.
-    - `calibration_error`: over the examples of each validation epoch, of all processes, with 15 bins of equal mass.
+    - `temperature`, τ, and `noise_scale`, see the function of that name, for the first examples of a batch: in
+      training, with Lightning's log.
+    - `calibration_error`: over the examples of each validation epoch in all processes, with 15 bins of equal mass.
 
-    For the calibration it watches what the validation step does with the head. Probabilities from `head.predict(…)` or
-    `head(features)` are taken as they are; after `head(features, targets)` alone it predicts by itself. Random numbers
-    of the training are not touched.
+    For the calibration, the callback observes how the validation step calls the head. It uses the probabilities of
+    `head.predict(…)` or `head(features)`; after `head(features, targets)` it computes a prediction itself. It does not
+    change the random numbers of the training.
 
     Args:
-        head: name of the head among the module's, such as "model.fc"; None for the only one.
-        examples: of a batch that the noise scale is computed from.
-        every_n_steps: between values of τ and the noise scale; None for the Trainer's `log_every_n_steps`.
-        calibration: whether to log it.
-        targets: takes a validation batch and gives its targets; None to take those that the head is called with, or
-            else the second part of a tuple, or "labels" or "targets" of a dict. Of class probabilities the likeliest
-            class is meant, and of labels between 0 and 1, sigmoid, those of at least 0.5.
-        prefix: in front of the three names.
+        head: name of the head in the module, such as "model.fc"; None for the only head.
+        examples: number of examples of a batch for the noise scale.
+        every_n_steps: steps between values of τ and the noise scale [default: the Trainer's `log_every_n_steps`].
+        calibration: whether to log the calibration error.
+        targets: function from a validation batch to its targets; None for the targets that the head is called with, or
+            else the second entry of a tuple, or "labels" or "targets" of a dict. For class probabilities, the most
+            probable class is the label; for sigmoid labels in [0, 1], those of at least 0.5.
+        prefix: prefix of the three names.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class HeadMonitor(pl.Callback):
     on_exception = teardown  # pyright: ignore[reportAssignmentType]
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Watch the head."""
+        """Observe the head."""
         self._watch()
 
     @torch.no_grad()
@@ -449,12 +449,12 @@ class HeadMonitor(pl.Callback):
         self._leave()
 
     def on_validation_epoch_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
-        """Reset."""
+        """Reset the calibration."""
         self.error.to(pl_module.device)
         self.error.reset()
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Watch what the step does with the head."""
+        """Observe the calls of the head."""
         if self.calibration:
             self._watch()
 
@@ -477,13 +477,13 @@ class HeadMonitor(pl.Callback):
         if not self.calibration:
             return
         if self.error.update_called:
-            # The same value in every process.
+            # Equal in every process.
             pl_module.log(f"{self.prefix}calibration_error", self.error.compute(), sync_dist=True, batch_size=1)
         elif trainer.is_global_zero:
             warnings.warn("HeadMonitor: no validation step used the head, so its calibration is unknown", stacklevel=2)
 
     def _watch(self) -> None:
-        """Until `_leave`, and only within a batch: copies of the module that are made in between are clean."""
+        """Observe the head until `_leave`, only within a batch, so that copies made between batches are unaffected."""
         self._leave()
         head = self._head
         if head is None:
@@ -495,7 +495,7 @@ class HeadMonitor(pl.Callback):
             self._probable = prediction.probs.amax(-1), prediction.top_class
             return prediction
 
-        # Not a call of the module, so no hook would see it.
+        # `predict` is not a call of the module, so hooks do not see it.
         head.predict = watched
         hook = head.register_forward_hook(self._called, with_kwargs=True)
         self._release = [hook.remove, lambda: delattr(head, "predict")]
@@ -508,13 +508,13 @@ class HeadMonitor(pl.Callback):
 
     @torch.no_grad()
     def _called(self, head: Head, args: tuple, kwargs: Mapping[str, Any], output: Tensor) -> None:
-        """After a call of the head."""
+        """Store the result of a call of the head."""
         features = args[0] if args else next(iter(kwargs.values()))
-        # A head in the place of a 1 × 1 convolution has features [B, D, H, W] and gives [B, K, H, W].
+        # A head that replaces a 1 × 1 convolution maps [B, D, H, W] to [B, K, H, W].
         images = getattr(head, "convolution", False) and not kwargs.get("rows") and features.dim() > 2
         if images:
             features = features.movedim(-3, -1)
-        # In the head's own dtype: what comes under autocast is used outside of it.
+        # Convert to the head's dtype, because tensors from autocast are used outside of it.
         dtype = next(head.parameters()).dtype
         if head.training:
             self._features = features.detach().reshape(-1, features.shape[-1])[: self.examples].clone().to(dtype)
@@ -529,7 +529,7 @@ class HeadMonitor(pl.Callback):
             self._probable = probable, labels
 
     def _outcomes(self, head: Head, batch: Any, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Confidence and hit of each example that counts, [n]."""
+        """Return confidence and hit of each labelled example, [n]."""
         targets, ignore_index = None, IGNORE_INDEX
         if self._labelled is not None:
             features, targets, ignore_index = self._labelled
@@ -545,7 +545,7 @@ class HeadMonitor(pl.Callback):
             checked = check_targets(targets, labels.shape, head.num_classes, head.link, ignore_index)
         except (ValueError, TypeError) as error:
             raise type(error)(
-                f"{error}; give HeadMonitor targets=, a function of the batch, or calibration=False"
+                f"{error}; pass targets=, a function of the batch, or calibration=False to HeadMonitor"
             ) from None
         expected, _ = _of_rows(checked, head.link)
         confidence, labels = confidence.flatten(), labels.flatten()
@@ -565,5 +565,5 @@ def _targets_of(batch: Any) -> TargetsLike:
     kind = f"the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
     raise TypeError(
         "a validation batch must be a pair of inputs and targets, or a dict with one of "
-        f"{', '.join(TARGETS)}, found {kind}; give HeadMonitor targets=, a function of the batch, or calibration=False"
+        f"{', '.join(TARGETS)}, found {kind}; pass targets=, a function of the batch, or calibration=False"
     )

@@ -1,12 +1,12 @@
-"""Models of open_clip with HET-XL noise on their embeddings, and losses that open_clip's training loop takes.
+"""Models of open_clip with HET-XL noise on their embeddings, and losses for open_clip's training loop.
 
     model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32", output_dict=True)
-    wrap(model)                                   # noise parameters become the model's own
+    wrap(model)                                   # adds the noise's parameters to the model
     loss = loss_for(model)                        # was: open_clip.ClipLoss(...)
     losses = loss(**model(images, texts), output_dict=True)
     head = zero_shot_head(model, text_embeddings) # head.predict(image_embeddings): probabilities and uncertainty
 
-Nothing of open_clip is imported: any model with `visual`, `logit_scale` and its outputs goes.
+This module does not import open_clip; it works with any model that has `visual`, `logit_scale` and the same outputs.
 """
 
 import copy
@@ -21,32 +21,33 @@ from hetxl.contrastive.loss import PairLoss
 from hetxl.nn import HetXLHead
 
 NAME = "hetxl_noise"
-"""Where a wrapped model keeps its noise: `model.hetxl_noise`, `hetxl_noise.*` in its state dict."""
+"""Attribute of a wrapped model with its noise, and prefix in its state dict."""
 
 
 @renamed(features="in_features")
 def wrap(
     model: nn.Module, *, in_features: int | None = None, scale_init: float | None = None, **options: Any
 ) -> nn.Module:
-    """Give a model of open_clip noise on its embeddings, in place.
+    """Add noise to the embeddings of an open_clip model, in place.
 
-    The noise is a part of the model: its parameters are trained, moved and saved with it. State dicts of the model as
-    it was still load, and leave the noise as it is; those of a wrapped model load into one that is wrapped alike.
+    The noise is a submodule, so its parameters are trained, moved and saved with the model. State dicts of the original
+    model still load and do not change the noise; state dicts of a wrapped model load into a model wrapped in the same
+    way.
 
     Args:
-        model: with `visual` and `logit_scale`; the sigmoid link is chosen if it has a `logit_bias`.
-        in_features: D; that of the image tower unless stated.
-        scale_init: where the learned scale starts; None leaves it. To train from the start, the paper takes 3.
-        **options: of `hetxl.contrastive.PairLoss`: noise, covariance, rank, num_samples, gather, local_loss, …
+        model: a model with `visual` and `logit_scale`; a `logit_bias` selects the sigmoid link.
+        in_features: D [default: output size of the image tower].
+        scale_init: new initial value of the learned scale; None keeps it. To train from scratch, the paper uses 3.
+        **options: options of `hetxl.contrastive.PairLoss`: noise, covariance, rank, num_samples, gather, local_loss, …
 
     Returns:
         The model.
     """
     if hasattr(model, NAME):
-        raise ValueError("model has noise already; take it away with hetxl.integrations.open_clip.unwrap(model)")
+        raise ValueError("model already has noise; remove it with hetxl.integrations.open_clip.unwrap(model)")
     scale = getattr(model, "logit_scale", None)
     if not isinstance(scale, Tensor):
-        raise TypeError(f"model must be one of open_clip, with a logit_scale, found {type(model).__name__}")
+        raise TypeError(f"model must be an open_clip model with a logit_scale, found {type(model).__name__}")
     if in_features is None:
         in_features = getattr(getattr(model, "visual", None), "output_dim", None)
         if not isinstance(in_features, int):
@@ -54,7 +55,7 @@ def wrap(
     if options.get("normalize", "before") not in ("before", "both"):
         raise ValueError(
             f'normalize must be "before" or "both", found {options["normalize"]!r}: '
-            "models of open_clip normalise their embeddings themselves"
+            "open_clip models normalise their embeddings themselves"
         )
     defaults: dict[str, Any] = {
         "device": scale.device,
@@ -71,27 +72,27 @@ def wrap(
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Take the noise away again, in place; a model without any stays as it is."""
+    """Remove the noise, in place; a model without noise does not change."""
     if hasattr(model, NAME):
         delattr(model, NAME)
     return model
 
 
 def loss_for(model: nn.Module) -> "NoisyLoss":
-    """Return the loss of a wrapped model, or of one inside DistributedDataParallel, for open_clip's training loop."""
+    """Return the loss of a wrapped model, also inside DistributedDataParallel, for open_clip's training loop."""
     return NoisyLoss(_noise_of(model))
 
 
 @torch.no_grad()
 def zero_shot_head(model: nn.Module, weights: Tensor, **options: Any) -> HetXLHead:
-    """Return a classifier for image embeddings of length 1: its classes are texts, its noise a copy of the model's.
+    """Return a classifier for image embeddings of length 1, with texts as classes and a copy of the model's noise.
 
-        softmax(scale · (embedding + noise) @ weights.T + bias, -1).mean(0)     # over draws of the noise
+        softmax(scale · (embedding + noise) @ weights.T + bias, -1).mean(0)     # over samples of the noise
 
     Args:
-        model: a wrapped one.
-        weights: [K, D], embeddings of length 1 of the classes' texts, as from `hetxl.contrastive.zero_shot_weights`.
-        **options: of `hetxl.HetXLHead`, such as eval_samples.
+        model: a wrapped model.
+        weights: [K, D], text embeddings of length 1, for instance from `hetxl.contrastive.zero_shot_weights`.
+        **options: options of `hetxl.HetXLHead`, such as eval_samples.
     """
     pairs = _noise_of(model)
     parts: Any = getattr(model, "module", model)
@@ -113,7 +114,7 @@ def zero_shot_head(model: nn.Module, weights: Tensor, **options: Any) -> HetXLHe
 
 
 def _noise_of(model: nn.Module) -> PairLoss:
-    """Return the noise of a wrapped model, or of one inside DistributedDataParallel."""
+    """Return the noise of a wrapped model, also inside DistributedDataParallel."""
     noise = getattr(getattr(model, "module", model), NAME, None)
     if not isinstance(noise, PairLoss):
         raise ValueError("model has no noise; call hetxl.integrations.open_clip.wrap(model) first")
@@ -123,15 +124,15 @@ def _noise_of(model: nn.Module) -> PairLoss:
 class NoisyLoss(nn.Module):
     """A contrastive loss with the signature of open_clip's ClipLoss and SigLipLoss.
 
-    It has no parameters of its own: the noise is the model's, the scale and the bias come with the call. Over several
-    processes it is the loss of all of them, whatever ranks and world size an open_clip loss would be told.
+    It has no parameters: the noise belongs to the model, and scale and bias are arguments of the call. With several
+    processes it is their joint loss; ranks and world size, which open_clip's losses need, are detected.
     """
 
     noise: PairLoss
 
     def __init__(self, noise: PairLoss):
         super().__init__()
-        # Not as a submodule: the parameters stay the model's alone.
+        # Not a submodule, so that the parameters belong only to the model.
         object.__setattr__(self, "noise", noise)
 
     def forward(
@@ -142,9 +143,9 @@ class NoisyLoss(nn.Module):
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """Return the loss, or with `output_dict` {"contrastive_loss": loss}, as the training loop wants it.
+        """Return the loss, or with `output_dict` {"contrastive_loss": loss}, as the training loop expects.
 
-        Features are [B, D], of length 1; `logit_scale` is the exp of the model's own.
+        Features are [B, D], of length 1; `logit_scale` is the exponential of the model's parameter.
         """
         bias = None if logit_bias is None else logit_bias.reshape(())
         loss = self.noise.loss_at(image_features, text_features, logit_scale.reshape(()), bias)
@@ -152,6 +153,6 @@ class NoisyLoss(nn.Module):
 
 
 def _keep_noise(noise: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded that knows nothing of noise: put in what the model has."""
+    """Add the model's current noise to a state dict without noise before it is loaded."""
     if not any(name.startswith(prefix) for name in state):
         state.update({prefix + name: value for name, value in noise.state_dict().items()})

@@ -1,4 +1,4 @@
-"""Models of timm, or with its methods `get_classifier` and `reset_classifier`."""
+"""Models of timm, or with timm's methods `get_classifier` and `reset_classifier`."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from hetxl.integrations.convert.adapter import Adapted, fresh_options
 
 
 class TimmAdapter(Adapted):
-    """A timm model that keeps its kind of head when it is given other classes.
+    """A timm model that keeps its type of head when its number of classes changes.
 
-    `forward_features`, `forward_head(…, pre_logits=True)` and `get_classifier` are timm's own: the head stands in the
-    layer's place.
+    `forward_features`, `forward_head(…, pre_logits=True)` and `get_classifier` are timm's methods, which use the head
+    as the layer.
     """
 
     def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
-        """Make a new classifier, as timm does, with a head of the same options; none for num_classes=0."""
+        """Create a new classifier like timm, with a head of the same options; none for num_classes=0."""
         head, layer, options = fresh_options(self.hetxl_options)
         model: Any = self
         model.__class__ = self.hetxl_base
         del model.hetxl_options
         model.reset_classifier(num_classes, *args, **kwargs)
         if num_classes:
-            # By its name: the new layer stands where the old one stood.
+            # By name, because the new layer has the old layer's name.
             assert isinstance(model, nn.Module)
             install(model, TimmAdapter, head, layer, options)

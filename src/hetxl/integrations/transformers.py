@@ -1,4 +1,4 @@
-"""Models of transformers: labels go to the head's fused loss, and configurations remember the head.
+"""Models of transformers: labels use the head's fused loss, and the configuration stores the head.
 
     from hetxl.integrations.transformers import from_pretrained
 
@@ -7,7 +7,7 @@
     model.save_pretrained("there")
     model = from_pretrained("there")
 
-A directory that was saved opens with transformers alone, too: as the deterministic model with the same weights.
+transformers without hetxl can also load a saved directory, as the deterministic model with the same weights.
 """
 
 import dataclasses
@@ -33,23 +33,23 @@ TASKS = (
     *(f"For{kind}Classification" for kind in ("Image", "Sequence", "Token", "Audio", "Video")),
     *("ForCausalLM", "ForMaskedLM", "LMHeadModel"),
 )
-"""Endings of the classes whose outputs are one distribution over classes for each row of logits."""
+"""Suffixes of model classes whose logits are one distribution over classes per row."""
 SHIFTED = ("ForCausalLM", "LMHeadModel")
-"""Those whose row t is a prediction of label t + 1."""
+"""Suffixes of model classes whose row t predicts label t + 1."""
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-"""Arguments of `from_pretrained` that say where files are, and so are the configuration's too."""
+"""Arguments of `from_pretrained` that locate files, and also apply to the configuration."""
 
 
 class TransformersAdapter(Adapted):
     """A model of transformers with a head.
 
-    Given labels, it computes the head's fused loss, in training without any logits (then `output.logits` is None unless
-    the head has `train_logits`). In evaluation mode, and without labels, `output.logits` are log-probabilities averaged
-    over the noise.
+    With labels, it computes the head's fused loss, in training without logits (`output.logits` is None unless the head
+    has `train_logits`). In evaluation mode, and without labels, `output.logits` are log-probabilities averaged over the
+    noise.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        """As the model's own class makes it, then with the head that the configuration remembers."""
+        """Create the original model, then add the head that the configuration stores."""
         super().__init__(config, *args, **kwargs)  # pyright: ignore[reportCallIssue]
         assert isinstance(self, nn.Module)
         record = restored_options(config.hetxl)
@@ -57,17 +57,17 @@ class TransformersAdapter(Adapted):
 
     @classmethod
     def hetxl_checked(cls, model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
-        """Refuses models of other tasks and regressions; several labels for an example make the link sigmoid."""
+        """Raise for other tasks and for regression; several labels per example select the sigmoid link."""
         name = type(model).__name__
         if not name.endswith(TASKS):
             raise ValueError(
-                f"model {name} does not give one distribution over classes: classes that end in {', '.join(TASKS)} "
-                "can be converted"
+                f"model {name} does not return one distribution over classes; supported models end in "
+                f"{', '.join(TASKS)}"
             )
         config: Any = model.config
         if not name.endswith((*SHIFTED, "ForMaskedLM")):
             if config.problem_type == "regression" or config.num_labels == 1:
-                raise ValueError(f"model {name} has one output, a regression; classes need num_labels of 2 or more")
+                raise ValueError(f"model {name} has one output (regression); set num_labels to 2 or more")
             several = config.problem_type == "multi_label_classification"
             if several:
                 options.setdefault("link", "sigmoid")
@@ -79,7 +79,7 @@ class TransformersAdapter(Adapted):
 
     @classmethod
     def hetxl_forward(cls, base: type) -> Callable:
-        """Return the model's forward with the head's loss; of the same signature, which Trainer reads."""
+        """Return the model's forward with the head's loss, and the same signature, which Trainer reads."""
         own: Any = base
         signature = inspect.signature(own.forward)
         shifted = base.__name__.endswith(SHIFTED)
@@ -87,7 +87,7 @@ class TransformersAdapter(Adapted):
         @functools.wraps(own.forward)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             head = called_head(self)
-            if head is None or head.capturing:  # without one, PEFT has disabled its adapters, and with them its head
+            if head is None or head.capturing:  # None if PEFT has disabled its adapters and the head
                 return own.forward(self, *args, **kwargs)
             bound = signature.bind(self, *args, **kwargs)
             extra = bound.arguments.get("kwargs", {})
@@ -108,7 +108,7 @@ class TransformersAdapter(Adapted):
             asked = labels is None or not self.training or head.train_logits
             logits = head(rows, rows=True) if asked else None
             loss = None if labels is None else labels_loss(head, rows, logits, labels.to(rows.device), count)
-            # Made anew: an output keeps its fields in the order in which they were set.
+            # Created again, because an output keeps its fields in the order of assignment.
             fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
             output = type(output)(**fields | {"loss": loss, "logits": logits})
             return output.to_tuple() if as_tuple else output
@@ -116,7 +116,7 @@ class TransformersAdapter(Adapted):
         return forward
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """As of transformers. A head over the tokens keeps its noise, which new tokens take part in."""
+        """Resize like transformers. A head over the tokens keeps its noise, which also applies to new tokens."""
         model: Any = self
         base: Any = super()
         head = head_of(model)
@@ -127,7 +127,7 @@ class TransformersAdapter(Adapted):
                 f"the noise of {type(head).__name__} was made for {head.num_classes} tokens; "
                 "resize before hetxl.convert(model)"
             )
-        # What transformers resizes is a linear layer.
+        # transformers resizes only a linear layer.
         layer = head.layer(fold=False)
         replace(model, head, layer)
         try:
@@ -139,7 +139,7 @@ class TransformersAdapter(Adapted):
             replace(model, resized, head)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """As of transformers; the configuration remembers what the head was rescaled by since it was made."""
+        """Save like transformers; the configuration includes the current scales of the head."""
         model: Any = self
         base: Any = super()
         head = head_of(model)
@@ -149,26 +149,26 @@ class TransformersAdapter(Adapted):
         return base.save_pretrained(*args, **kwargs)
 
     def hetxl_converted(self) -> None:
-        """The configuration remembers the head."""
+        """Store the head in the configuration."""
         model: Any = self
         model.config.hetxl = stored_options(self.hetxl_options)
 
     def hetxl_reverted(self) -> None:
-        """The configuration forgets it."""
+        """Remove the head from the configuration."""
         model: Any = self
         del model.config.hetxl
 
 
 def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
-    """Return a converted model that was saved with `save_pretrained`, from a directory or the name of a repository.
+    """Load a converted model that was saved with `save_pretrained`, from a directory or a repository.
 
     Options are those of transformers' `from_pretrained`.
     """
-    with needing("models of transformers need it", "transformers accelerate"):
+    with needing("models of transformers need transformers", "transformers accelerate"):
         import transformers
     config = kwargs.get("config")
     if config is None or isinstance(config, str | Path):
-        # Read for the class to make; that reads it again, with all that changes it.
+        # Read only to find the class, which reads the configuration again with all overrides.
         locations = {name: kwargs[name] for name in HUB if name in kwargs}
         config = transformers.AutoConfig.from_pretrained(config or path, **locations)
     if getattr(config, "hetxl", None) is None:
@@ -178,20 +178,20 @@ def from_pretrained(path: str | Path, **kwargs: Any) -> Any:
     name = (config.architectures or ["model without a class"])[0]
     base = getattr(transformers, name, None)
     if base is None:
-        raise ValueError(f"{path} holds a {name}, which this transformers does not know")
+        raise ValueError(f"{path} has a {name}, which the installed transformers does not have; upgrade it")
     adapted: Any = adapted_class(base, TransformersAdapter)
     return adapted.from_pretrained(path, **kwargs)
 
 
 def called_head(model: nn.Module) -> HeadLayer | None:
-    """Return the head that a model calls; None while PEFT has its adapters disabled and calls the layer instead."""
+    """Return the head that a model calls; None while PEFT's adapters are disabled and it calls the original layer."""
     options: Any = model.hetxl_options
     module = called_module(model.get_submodule(options["layer"]))
     return module if isinstance(module, HeadLayer) else None
 
 
 class UncertainPipeline:
-    """A pipeline whose results also say how unsure the model is; mixed over those of transformers by `pipeline`."""
+    """Mix-in for pipelines of transformers that adds the uncertainty to their results."""
 
     model: Any
 
@@ -213,7 +213,7 @@ class UncertainPipeline:
         return ModelOutput(logits=logits, entropy=prediction.entropy, mutual_information=prediction.mutual_information)
 
     def postprocess(self, model_outputs: Any, **options: Any) -> Any:
-        """Return the results of the pipeline, each with the entropy of its example and the noise's part of it."""
+        """Return the results of the pipeline, each with the entropy of its example and the part from noise."""
         base: Any = super()
         results = base.postprocess(model_outputs, **options)
         if "entropy" not in model_outputs:
@@ -227,15 +227,15 @@ PIPELINES = {
     "sentiment-analysis": "TextClassificationPipeline",
     "image-classification": "ImageClassificationPipeline",
 }
-"""Classes of transformers by the tasks that `pipeline` takes."""
+"""Pipeline classes of transformers by task."""
 
 
 def pipeline(task: str, model: nn.Module | str | Path, **options: Any) -> Any:
-    """Return a pipeline of transformers for a converted model; called, and with options, as theirs.
+    """Return a pipeline of transformers for a converted model, with the same options and calls.
 
     With `return_uncertainty=True`, here or in a call, each result has `entropy`, in nats, and `mutual_information`, the
-    part of it that the noise explains. A model that is a directory or the name of a repository is loaded by
-    `from_pretrained`, with the tokenizer or image processor beside it.
+    part that the noise explains. If `model` is a directory or a repository, `from_pretrained` loads it with its
+    tokenizer or image processor.
     """
     import transformers
 
@@ -247,35 +247,35 @@ def pipeline(task: str, model: nn.Module | str | Path, **options: Any) -> Any:
     head_of(model)
     plain = getattr(transformers, PIPELINES[task])
     options["pipeline_class"] = type(plain.__name__, (UncertainPipeline, plain), {})
-    make: Any = transformers.pipeline  # typed for the tasks it knows by name
+    make: Any = transformers.pipeline  # its type hints list only known tasks
     return make(task, model, **options)
 
 
 ROW_SUM = 0.01
-"""How far from 1 the sum of a row of class probabilities may be, as in half precision."""
+"""Maximum deviation from 1 of a row sum of class probabilities, for half precision."""
 
 
 def check_one_class(labels: Tensor, num_classes: int) -> None:
-    """Raise for rows [..., K] of several labels: transformers takes all rows for those, where nothing else is said."""
+    """Raise for rows [..., K] of several labels, which transformers would assume if nothing else is configured."""
     if not labels.is_floating_point() or labels.shape[-1:] != (num_classes,):
         return
     sums = labels.float().sum(-1)
     wrong = sums[(sums - 1).abs() > ROW_SUM]
     if len(wrong):
         raise ValueError(
-            f"labels have a row that sums to {float(wrong[0]):g}, not to 1 as the probabilities of one class do. For "
-            'any number of labels set config.problem_type="multi_label_classification", or link="sigmoid", when the '
-            'model is converted: hetxl.convert(model, link="sigmoid"). To train a softmax on them: link="softmax"'
+            f"labels have a row that sums to {float(wrong[0]):g}, but class probabilities sum to 1. For several labels "
+            'per example, set config.problem_type="multi_label_classification", or convert with '
+            'hetxl.convert(model, link="sigmoid"). To train a softmax on them, use link="softmax"'
         )
 
 
 def labels_loss(head: HeadLayer, rows: Tensor, outputs: Tensor | None, labels: Tensor, count: Any) -> Tensor:
-    """Return the mean loss over the labels, or their sum over a count of them; from the outputs where those are there.
+    """Return the mean loss over the labels, or their sum divided by `count`; from the outputs if they exist.
 
     Args:
-        outputs: of the head for rows [..., D], [..., K], or None.
-        labels: class ids [...], or a row for each example, [..., K].
-        count: entries of the labels of all batches that a step accumulates, as Trainer counts; None for the mean.
+        outputs: outputs [..., K] of the head for rows [..., D], or None.
+        labels: class ids [...], or a row per example, [..., K].
+        count: number of label entries in all batches that a step accumulates, as Trainer counts; None for the mean.
     """
     reduction = "mean" if count is None else "sum"
     in_rows = labels.shape == (*rows.shape[:-1], head.num_classes)

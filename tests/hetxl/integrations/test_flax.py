@@ -166,7 +166,7 @@ def test_a_bias_of_zero_changes_nothing():
 
 def test_a_biased_factor_in_a_given_head():
     params, (features, z, z0) = layer(), draws()
-    with pytest.raises(ValueError, match="J_bias is not 0: give a head with noise_features=4"):
+    with pytest.raises(ValueError, match="J_bias is not 0; pass a head with noise_features=4"):
         import_weights(params, learning_head(dtype=torch.float64))
     head = import_weights(params, learning_head(noise_features=D, dtype=torch.float64))
     expected = layer_probs(params, features, z, z0, low=0.05, high=5.0)
@@ -174,7 +174,7 @@ def test_a_biased_factor_in_a_given_head():
     with pytest.raises(ValueError, match="params also has b;"):
         import_weights(params, learning_head(noise_features=D, bias=False))
     params["loc_layer"] = {"kernel": params["loc_layer"]["kernel"]}
-    with pytest.raises(ValueError, match="J_bias is not 0: give a head whose classifier has a bias"):
+    with pytest.raises(ValueError, match="J_bias is not 0; pass a head whose classifier has a bias"):
         import_weights(params, learning_head(noise_features=D, bias=False))
 
 
@@ -383,7 +383,7 @@ def test_an_entry_that_is_there_twice():
 
 
 def test_missing_and_invalid_files_raise(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.npz: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.npz: does not exist"):
         read_params(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("text")
     np.save(tmp_path / "one.npy", np.ones(3))

@@ -278,7 +278,7 @@ def test_a_checkpoint_gives_the_same_predictions(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"head": nn.Linear(D, K)}, TypeError, "head must be one of hetxl's, .* found Linear"),
+        ({"head": nn.Linear(D, K)}, TypeError, "head must be a head of hetxl, .* found Linear"),
         ({"learning_rate": 0.0}, ValueError, r"learning_rate must be positive, found 0\.0"),
         ({"weight_decay": -1.0}, ValueError, "weight_decay must be at least 0"),
         ({"warmup": -1.0}, ValueError, "warmup must be at least 0"),

@@ -220,7 +220,7 @@ def test_targets_by_a_function_of_the_batch(tmp_path):
     module = Plain("outputs", DetHead(D, K))
     inputs, labels = examples(32)
     batch = {"x": inputs, "y": labels}
-    with pytest.raises(TypeError, match=r"found the keys x, y; give HeadMonitor targets="):
+    with pytest.raises(TypeError, match=r"found the keys x, y; pass targets="):
         trainer(tmp_path, callbacks=[HeadMonitor()]).validate(module, whole(batch), verbose=False)
     run = trainer(tmp_path, callbacks=[HeadMonitor(targets=lambda batch: batch["y"])])
     run.validate(module, whole(batch), verbose=False)

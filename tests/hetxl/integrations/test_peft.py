@@ -165,7 +165,7 @@ def test_converting_under_lora_never_proposes_an_unused_copy():
     assert "lora_" not in str(error.value)
     hetxl.convert(model, layer="classifier", **OPTIONS)
     assert head_of(model) is model.get_submodule("base_model.model.classifier.modules_to_save.default")
-    with pytest.raises(ValueError, match=r"under PEFT.*merge_and_unload"):
+    with pytest.raises(ValueError, match=r"wrapped by PEFT.*merge_and_unload"):
         hetxl.revert(model)
 
 

@@ -298,10 +298,10 @@ def test_from_pretrained_passes_source_options_to_the_configuration(tmp_path, mo
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("BertForQuestionAnswering", TEXT, "does not give one distribution over classes"),
-        ("BertModel", TEXT, "does not give one distribution over classes"),
-        ("BertForSequenceClassification", TEXT | {"num_labels": 1}, "a regression"),
-        ("DeiTForImageClassificationWithTeacher", IMAGE, "does not give one distribution"),
+        ("BertForQuestionAnswering", TEXT, "does not return one distribution over classes"),
+        ("BertModel", TEXT, "does not return one distribution over classes"),
+        ("BertForSequenceClassification", TEXT | {"num_labels": 1}, "regression"),
+        ("DeiTForImageClassificationWithTeacher", IMAGE, "does not return one distribution"),
     ],
 )
 def test_other_models_are_refused(name, config, message):
@@ -409,7 +409,7 @@ def test_rows_of_several_labels_need_a_link(training):
     assert model(TOKENS, labels=labels).loss.isfinite()
     for wrong, total in ((several, "2"), (0 * labels, "0")):
         with pytest.raises(
-            ValueError, match=f'sums to {total}, .*problem_type="multi_label_classification", or link="sigmoid"'
+            ValueError, match=f'sums to {total}, .*problem_type="multi_label_classification", or convert with'
         ):
             model(TOKENS, labels=wrong)
     for options, links in (

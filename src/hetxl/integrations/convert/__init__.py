@@ -1,4 +1,4 @@
-"""The one-line swap: a model's last layer becomes a head, in place, and back."""
+"""Replace a model's last layer by a head in one line, in place, and revert it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,33 +22,33 @@ WRAPPERS = {
     "FullyShardedDataParallel": "FullyShardedDataParallel",
     "FSDPModule": "fully_shard",
 }
-"""Classes of torch that synchronise the parameters which a model had when it was wrapped, and what makes them."""
+"""Wrapper classes of torch that synchronise only parameters that exist when the model is wrapped."""
 
 
 def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | None = None, **options: Any) -> Any:
     """Replace a model's last layer by a head, in place, keeping its weights.
 
-    The parameters keep their names, dtype, device, tying and `requires_grad`, the layer its hooks. The model's output
-    becomes log-probabilities averaged over the noise, which cross-entropy and softmax take as they take logits:
+    The parameters keep their names, dtype, device, tying and `requires_grad`, and the layer keeps its hooks. The
+    output becomes log-probabilities averaged over the noise, which cross-entropy and softmax accept like logits:
 
     >>> model = convert(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 100)))
     >>> model(torch.randn(4, 8)).exp().sum(-1).allclose(torch.ones(4))
     True
 
-    `fused_loss(model, inputs, targets)` trains with less memory; `predict(model, inputs)` shows where uncertainty comes
-    from. Models of transformers use the fused loss by themselves when they are given labels.
+    `fused_loss(model, inputs, targets)` trains with less memory; `predict(model, inputs)` returns probabilities with
+    their uncertainty. Models of transformers use the fused loss automatically when they get labels.
 
     Args:
-        model: any module; models of timm and transformers are known, also under PEFT, others have their last linear
-            layer converted.
+        model: any module. In models of timm and transformers, also with PEFT, the classifier is converted; in others
+            the last linear layer.
         head: "het-xl", "het", "het-h" or "det".
-        layer: which one, as in "head.fc", if a model is ambiguous.
-        **options: of the head (`hetxl.HetXLHead`), such as rank, link, train_samples, temperature. `eval_method` says
-            how outputs are averaged in evaluation mode, as `method` of `head.predict`. `train_logits=True` makes models
-            of transformers return `logits` beside the loss in training, too.
+        layer: name of the layer, such as "head.fc", if the model is ambiguous.
+        **options: options of the head (`hetxl.HetXLHead`), such as rank, link, train_samples, temperature.
+            `eval_method`, a `method` of `head.predict`, sets how outputs are averaged in evaluation mode.
+            `train_logits=True` makes models of transformers return `logits` in training.
 
     Returns:
-        The model; a model that is itself the layer, the new head.
+        The model, or the new head if the model is itself the layer.
     """
     one_of("head", head, HEADS)
     if not isinstance(model, nn.Module):
@@ -57,15 +57,15 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
         if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
             wrapper = WRAPPERS[kind.__name__]
             raise ValueError(
-                f"model is under {wrapper}, which would not synchronise the parameters that a head adds; "
-                f"convert the model before it is wrapped, as in {wrapper}(hetxl.convert(model))"
+                f"model is wrapped by {wrapper}, which would not synchronise the parameters of the head; "
+                f"convert the model before you wrap it, as in {wrapper}(hetxl.convert(model))"
             )
     names = [name for name, module in model.named_modules() if isinstance(module, HeadLayer)]
     if names:
-        raise ValueError(f"model has a converted layer already ({', '.join(names)}); hetxl.revert(model) first")
+        raise ValueError(f"model already has a converted layer ({', '.join(names)}); call hetxl.revert(model) first")
     inner = base_model(model)
     if isinstance(layer, str) and inner is not model:
-        layer = layer.removeprefix("base_model.model.")  # as the wrapper's named_modules() has it
+        layer = layer.removeprefix("base_model.model.")  # prefix of names from the wrapper's named_modules()
     converted = install(inner, _adapter_of(inner), head, layer, options)
     return model if inner is not model else converted
 
@@ -73,7 +73,7 @@ def convert(model: nn.Module, head: str = "het-xl", *, layer: str | nn.Module | 
 def install(
     model: nn.Module, adapter: type[Adapted] | None, head: str, layer: str | nn.Module | None, options: dict[str, Any]
 ) -> Any:
-    """Replace a layer of a model in place; as `convert`, with an adapter to mix over the model's class, if any."""
+    """Replace a layer of a model in place, and mix an adapter into the model's class, if any."""
     if adapter is not None:
         options = adapter.hetxl_checked(model, dict(options))
     old = find_layer(model, layer)
@@ -91,14 +91,13 @@ def install(
 
 
 def revert(model: nn.Module, *, fold: bool = True) -> Any:
-    """Give a converted model its deterministic layer back, in place.
+    """Restore the deterministic layer of a converted model, in place.
 
-    With `fold`, weight and bias are divided by τ, where it is not 1, so that the model's probabilities are those of the
-    head without noise.
+    With `fold`, weight and bias are divided by τ, so that the probabilities are those of the head without noise.
     """
     if is_peft(model):
         raise ValueError(
-            "model is under PEFT, which holds copies of its head; revert what model.merge_and_unload() returns"
+            "model is wrapped by PEFT, which has copies of its head; revert the result of model.merge_and_unload()"
         )
     head = head_of(model)
     with torch.no_grad():
@@ -126,9 +125,9 @@ def revert(model: nn.Module, *, fold: bool = True) -> Any:
 
 
 def head_of(model: nn.Module) -> HeadLayer:
-    """Return the head of a converted model, wrapped (by DistributedDataParallel, torch.compile, PEFT) or not.
+    """Return the head of a converted model, also if it is wrapped by DistributedDataParallel, torch.compile or PEFT.
 
-    Of several copies that PEFT holds, it is the one that the model calls.
+    If PEFT has several copies, this is the copy that the model calls.
     """
     heads = {id(module): module for module in model.modules() if isinstance(module, HeadLayer)}
     if len(heads) > 1:
@@ -136,36 +135,36 @@ def head_of(model: nn.Module) -> HeadLayer:
         heads = {key: module for key, module in heads.items() if module not in hidden}
     if len(heads) != 1:
         what = "no converted layer" if not heads else f"{len(heads)} converted layers"
-        raise ValueError(f"model has {what}; hetxl.convert(model) makes one")
+        raise ValueError(f"model has {what}; call hetxl.convert(model) first")
     return next(iter(heads.values()))
 
 
 def fused_loss(model: nn.Module, inputs: Any, targets: TargetsLike, **options: Any) -> Tensor:
-    """Return the loss of a converted model, without a [B, K] output in between.
+    """Return the loss of a converted model without computing its [B, K] output.
 
-    The same as `cross_entropy(model(inputs), targets)`, in less memory.
+    Equal to `cross_entropy(model(inputs), targets)`, with less memory.
 
     Args:
-        inputs: what the model takes: a tensor, or a tuple or mapping of arguments, such as what a tokenizer returns.
-        targets: as for `hetxl.HetXLHead`.
-        **options: of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
+        inputs: inputs of the model: a tensor, or a tuple or mapping of arguments, such as the output of a tokenizer.
+        targets: see `hetxl.HetXLHead`.
+        **options: options of the head's loss, such as reduction, weight, label_smoothing, num_samples, generator.
     """
     if torch.is_grad_enabled() and any(
         isinstance(module, DistributedDataParallel) and module.find_unused_parameters for module in model.modules()
     ):
         raise ValueError(
-            "fused_loss uses the head's parameters after the model's own pass, so DistributedDataParallel("
-            "find_unused_parameters=True) takes them for unused; wrap the model with find_unused_parameters=False"
+            "fused_loss uses the head's parameters after the model's forward pass, so DistributedDataParallel("
+            "find_unused_parameters=True) treats them as unused; wrap the model with find_unused_parameters=False"
         )
     features = features_of(model, inputs)
     return head_of(model)(features, targets, rows=True, **options)
 
 
 def predict(model: nn.Module, inputs: Any, top_k: int | None = None, method: str = "mc", **options: Any) -> Prediction:
-    """Return averaged probabilities of a converted model with their uncertainty; as `head.predict`.
+    """Return averaged probabilities of a converted model with their uncertainty, like `head.predict`.
 
-    The model is used in the mode it is in. `inputs` are what it takes: a tensor, or a tuple or mapping of arguments,
-    such as what a tokenizer or an image processor returns.
+    The mode of the model does not change. `inputs` are its inputs: a tensor, or a tuple or mapping of arguments, such
+    as the output of a tokenizer or an image processor.
     """
     with torch.no_grad():
         features = features_of(model, inputs)
@@ -173,14 +172,14 @@ def predict(model: nn.Module, inputs: Any, top_k: int | None = None, method: str
 
 
 def mean_logits(model: nn.Module, inputs: Any) -> Tensor:
-    """Return the logits of a converted model without noise, [..., K]: after conversion the original model's output."""
+    """Return the logits of a converted model without noise, [..., K]; initially the original model's output."""
     return head_of(model).mean_logits(features_of(model, inputs))
 
 
 def features_of(model: nn.Module, inputs: Any) -> Tensor:
-    """Return what reaches the head of a converted model, one row [D] for each row of the model's output.
+    """Return the inputs of the head of a converted model, one row [D] per row of the model's output.
 
-    `inputs` are what the model takes: a tensor, or a tuple or mapping of arguments.
+    `inputs` are the inputs of the model: a tensor, or a tuple or mapping of arguments.
     """
     head = head_of(model)
     with head.capture() as captured:
@@ -192,7 +191,7 @@ def features_of(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _adapter_of(model: nn.Module) -> type[Adapted] | None:
-    """Return what a model needs beside its new layer, by the library that it comes from; nothing is imported for it."""
+    """Return the adapter for a model, by its library, without importing that library."""
     bases = type(model).__mro__
     if any(base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers") for base in bases):
         from hetxl.integrations.transformers import TransformersAdapter

@@ -1,4 +1,4 @@
-"""Noise for a model that is trained already, by rows that it was not trained on."""
+"""Add noise to a trained model, learned on held-out rows."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,12 +18,12 @@ def add_noise(
     model: nn.Module, data: Any, *, layer: str | nn.Module | None = None, rank: int = NOISE_RANK,
     link: str = "softmax", folds: int = FOLDS, steps: int = STEPS, seed: int = 0, **options: Any,
 ) -> Any:  # fmt: skip
-    """Give a trained model the noise that its last layer lacks, in place; nothing that it has learned changes.
+    """Add noise to the last layer of a trained model, in place, without changing its weights.
 
-    The features of `data` are computed once. A covariance, τ and the share ε of labels that are any class alike are
-    learned on them with the mean logits as they are, which takes about a second, and folds decide: where neither noise
-    nor ε lowers the NLL of rows that it was not fitted to, a warning says so, and the model is returned with τ alone,
-    or as it was if τ makes it worse.
+    The features of `data` are computed once. A covariance, τ and ε, the share of uniformly random labels, are learned
+    on them in about a second, with fixed mean logits. Cross-validation decides what to keep: if neither noise nor ε
+    lowers the NLL of held-out folds, a warning says so, and the model gets only τ, or does not change if τ does not
+    help.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))  # trained
     >>> inputs, labels = torch.randn(64, 8), torch.randint(3, (64,))
@@ -31,21 +31,21 @@ def add_noise(
     ...     model = add_noise(model, (inputs, labels), steps=10)
 
     Args:
-        model: as for `hetxl.convert`.
+        model: see `hetxl.convert`.
         data: rows that the model was not trained on, such as the validation split: a pair of inputs and targets, or
-            batches of them (a DataLoader), also dicts with "labels". Targets are class ids, −100 for those to leave
-            out; for the sigmoid link labels in {0, 1}, [B, K].
-        layer: which one, as in "head.fc", if a model is ambiguous.
+            batches of them (a DataLoader), also dicts with "labels". Targets are class ids, −100 for ignored rows; for
+            the sigmoid link labels in {0, 1}, [B, K].
+        layer: name of the layer, such as "head.fc", if the model is ambiguous.
         rank: R of the covariance.
         link: "softmax" for one label among K, "sigmoid" for any number of labels.
-        folds: of the rows that decide.
-        steps: of Adam, for each fit.
-        seed: of folds, batches and noise.
-        **options: of the head, as for `hetxl.convert`, such as eval_samples.
+        folds: number of folds of the cross-validation.
+        steps: steps of Adam for each fit.
+        seed: seed of folds, batches and noise.
+        **options: options of the head, see `hetxl.convert`, such as eval_samples.
 
     Returns:
-        The model. `hetxl.predict(model, inputs)` shows where its uncertainty comes from; `hetxl.revert` takes the noise
-        away. `hetxl.metrics.fit_noise` returns the losses that decided.
+        The model. `hetxl.predict(model, inputs)` returns its uncertainty, and `hetxl.revert` removes the noise.
+        `hetxl.metrics.fit_noise` returns the cross-validated losses.
     """
     from hetxl.integrations.convert import convert, head_of, revert
 
@@ -68,7 +68,7 @@ def add_noise(
 
 @torch.no_grad()
 def _features(model: nn.Module, data: Any, link: str) -> tuple[Tensor, Tensor]:
-    """Return what reaches the head, [n, D], and its targets, [n] or [n, K]."""
+    """Return the inputs of the head, [n, D], and the targets, [n] or [n, K]."""
     from hetxl.integrations.convert import features_of
 
     device = next(model.parameters()).device
@@ -79,7 +79,7 @@ def _features(model: nn.Module, data: Any, link: str) -> tuple[Tensor, Tensor]:
             rows = torch.as_tensor(targets).to(device)
             if link == "softmax" and rows.shape != features.shape[:-1]:
                 raise ValueError(
-                    f"targets must be class ids of shape {list(features.shape[:-1])}, as the model's output has rows, "
+                    f"targets must be class ids of shape {list(features.shape[:-1])}, the rows of the model's output, "
                     f"got {list(rows.shape)}"
                 )
             parts.append(features.reshape(-1, features.shape[-1]))

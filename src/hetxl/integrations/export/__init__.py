@@ -1,4 +1,4 @@
-"""Export to `torch.export` and ONNX, with any batch size. Every result is compared with torch before it is handed out.
+"""Export to `torch.export` and ONNX, for any batch size. Every export is verified against torch.
 
 module = exportable(head_or_model, "mc", num_samples=256)
 to_onnx(module, "model.onnx", example_inputs)
@@ -26,46 +26,46 @@ from hetxl.integrations.export.module import Exportable, exportable
 __all__ = ["TOLERANCE", "Exportable", "export_program", "exportable", "to_onnx", "to_torch"]
 
 TOLERANCE = 1e-5
-"""The largest allowed difference between probabilities of an exported model and torch's."""
+"""Maximum difference between the probabilities of an exported model and torch's."""
 
 UNCERTAINTY_TOLERANCE = 1e-4
-"""The same of entropies in nats and of novelty, as a share of those that are above 1."""
+"""Maximum difference of entropies in nats and of novelty, relative if they are above 1."""
 
 ONE_FILE = 3 * 2**29
-"""Bytes of weights that an ONNX file may hold itself: the format ends at 2 GiB. More go to a file beside it."""
+"""Maximum bytes of weights inside an ONNX file, which is limited to 2 GiB; larger weights get a separate file."""
 
 ABOUT = "hetxl.json"
-"""The extra file of a `.pt2` with its metadata."""
+"""Name of the extra file with metadata in a `.pt2` file."""
 
 Inputs = Tensor | Sequence[Tensor]
 Outputs = Sequence[Tensor]
 
 
 def export_program(module: Exportable, example_inputs: Inputs) -> ExportedProgram:
-    """Return the graph of a module for any batch size.
+    """Export a module for any batch size.
 
     Args:
         module: from `exportable`.
-        example_inputs: one tensor or several, [B, ...]; their shapes but for the first dimension become fixed.
+        example_inputs: one tensor or several, [B, ...]; all dimensions except the first become fixed.
 
     Returns:
-        A program; `program.module()` is called as the module is. Its results were compared with those of the module for
-        two other batch sizes. A model that changes what its head returns is refused.
+        A program; call `program.module()` like the module. Its results are verified for two other batch sizes. A model
+        that changes the output of its head raises an error.
     """
     _check_module(module)
     example = _tensors(example_inputs)
     module.check(*example)
-    rows = tuple(_rows(example, max(2, len(example[0]))))  # a batch of one would be taken for a fixed size
+    rows = tuple(_rows(example, max(2, len(example[0]))))  # torch would treat a batch size of one as constant
     batch = Dim("batch", min=1)
     try:
         with _quiet(), torch.no_grad():
             program = torch.export.export(module, rows, dynamic_shapes=(tuple({0: batch} for _ in rows),), strict=False)
-    except Exception as error:  # whatever a model's own code raises when it is traced
+    except Exception as error:  # tracing can raise anything from the model's code
         reason = " ".join(str(error).split())
         raise ValueError(f"the model cannot be exported for any batch size: {reason[:300]}") from error
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # paths of the machine that it was traced on
+            node.meta.pop("stack_trace", None)  # contains local paths
     _program_difference(module, program, example)
     return program
 
@@ -78,23 +78,23 @@ def to_torch(
     class_names: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
 ) -> float:
-    """Write a program that `torch.export.load` reads, whole or not at all.
+    """Write a program for `torch.export.load`, atomically.
 
     Args:
         module: from `exportable`.
-        path: ends in .pt2.
-        example_inputs: as for `export_program`.
-        class_names: K names, kept in the file (extra file `hetxl.json`) with how it was made.
-        preprocessing: how inputs are made, such as size, mean and deviation of images; kept in the file as well.
+        path: output file, .pt2.
+        example_inputs: see `export_program`.
+        class_names: K names, stored in the extra file `hetxl.json` with the other metadata.
+        preprocessing: preprocessing of the inputs, such as size, mean and deviation of images, stored as well.
 
     Returns:
-        The largest difference to the module's probabilities that was found.
+        The largest measured difference from the module's probabilities.
     """
     path = _with_suffix(path, ".pt2")
     about = json.dumps(_about(module, class_names, preprocessing))
     example = _tensors(example_inputs)
     program = export_program(module, example)
-    content = io.BytesIO()  # torch's own writer aborts the process on a full disk
+    content = io.BytesIO()  # torch's writer aborts the process on a full disk
     with _quiet():
         torch.export.save(program, content, extra_files={ABOUT: about})
     with whole_file(path) as temporary, _quiet():
@@ -111,20 +111,20 @@ def to_onnx(
     class_names: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
 ) -> float | None:
-    """Write an ONNX model, whole or not at all, once onnxruntime was found to agree with torch for two batch sizes.
+    """Write an ONNX model atomically, after verifying that onnxruntime agrees with torch for two batch sizes.
 
-    Its outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k], followed by those that
-    `module.output_names` lists. Its properties hold how it was made (`method`, `num_samples`, …), `hetxl_version` and,
-    as JSON, `class_names` and `preprocessing`.
+    The outputs are `probs` [batch, K], or with top_k `probs` and `classes` [batch, k], followed by those in
+    `module.output_names`. The metadata has the options (`method`, `num_samples`, …), `hetxl_version` and, as JSON,
+    `class_names` and `preprocessing`.
 
     Args:
         module: from `exportable`.
-        path: ends in .onnx. Weights of more than 1.5 GiB are put in a second file, `NAME.onnx.data`.
-        example_inputs: as for `export_program`.
+        path: output file, .onnx. Weights of more than 1.5 GiB are stored in a second file, `NAME.onnx.data`.
+        example_inputs: see `export_program`.
 
     Returns:
-        The largest difference to the module's probabilities that was found; None where onnxruntime is not installed
-        and the file was not checked.
+        The largest measured difference from the module's probabilities; None if onnxruntime is not installed and the
+        file was not verified.
     """
     path = _with_suffix(path, ".onnx")
     about = _about(module, class_names, preprocessing)
@@ -146,7 +146,7 @@ def to_onnx(
             dynamic_shapes=(tuple({0: "batch"} for _ in example),),
         )
     for node in converted.model.graph.all_nodes():
-        node.metadata_props.clear()  # where in which file it was traced
+        node.metadata_props.clear()  # source locations of the trace
     converted.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
     )
@@ -155,7 +155,7 @@ def to_onnx(
         converted.save(temporary, external_data=large)
         difference = _onnx_difference(module, temporary, example, input_names)
     if not large:
-        Path(f"{path}.data").unlink(missing_ok=True)  # of a larger model that had this name
+        Path(f"{path}.data").unlink(missing_ok=True)  # data of a previous larger model of this name
     return difference
 
 
@@ -171,7 +171,7 @@ def _program_difference(module: Exportable, program: ExportedProgram, example: l
 
 
 def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], example: list[Tensor], what: str) -> float:
-    """Return the largest difference of probabilities, for two batch sizes not traced; raises if it is too large."""
+    """Return the largest difference of probabilities for two batch sizes that were not traced; raise if too large."""
     largest = 0.0
     for count in (1, max(2, len(example[0])) + 1):
         inputs = _rows(example, count)
@@ -186,7 +186,7 @@ def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], exam
                     f"{list(named[name].shape)}"
                 )
         for top, ids in (("probs", "classes"), ("top_probs", "top_classes")):
-            # Classes of equal probability may change places: what counts is the probability of those that were found.
+            # Classes of equal probability may swap, so compare the probabilities of the returned classes.
             if ids in values:
                 largest = max(largest, _largest(values[top], probs.gather(dim, values[ids])))
             if top in values:
@@ -202,13 +202,13 @@ def _difference(module: Exportable, run: Callable[[list[Tensor]], Outputs], exam
     if largest > TOLERANCE:
         raise ValueError(
             f"probabilities of {what} differ from torch's by {largest:.1e}, more than {TOLERANCE:g}; "
-            "large logits lose digits: scale the features, or use another method"
+            "large logits lose precision, so scale the features, or use another method"
         )
     return largest
 
 
 def _largest(values: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of two tensors, infinity if there are NaN."""
+    """Return the largest difference of two tensors; infinity with NaN."""
     return float((values - expected).abs().nan_to_num(nan=math.inf).max())
 
 
@@ -243,7 +243,7 @@ def _about(
 
 def _check_module(module: object) -> None:
     if not isinstance(module, Exportable):
-        raise TypeError(f"module must be made by exportable(...), found {type(module).__name__}")
+        raise TypeError(f"module must be the result of exportable(...), found {type(module).__name__}")
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
@@ -257,7 +257,7 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def _rows(inputs: list[Tensor], count: int) -> list[Tensor]:
-    """Return `count` rows of each, repeated from the start if there are fewer."""
+    """Return `count` rows of each input, repeating rows if there are fewer."""
     return [value[torch.arange(count) % len(value)] for value in inputs]
 
 
@@ -269,10 +269,10 @@ def _with_suffix(path: str | Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say about their own deprecated parts and about axes."""
+    """Silence the exporters' warnings about their deprecated parts and about axes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        # Of a model with several inputs: all of them have the batch of the first.
+        # In a model with several inputs, all share the batch axis of the first.
         warnings.filterwarnings("ignore", ".*axis name: batch will not be used", UserWarning)
         yield

@@ -1,6 +1,6 @@
-"""A trained head as one safetensors file: its tensors, and its configuration as JSON in the file's metadata.
+"""Save a trained head as one safetensors file, with its configuration as JSON in the metadata.
 
-Nothing in the file is executed when it is read, and everything is checked before it is used.
+Loading a file executes nothing from it, and checks everything before use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from hetxl.nn.covariance import COVARIANCE_CLASSES
 from hetxl.registry import HEAD_ENTRIES, HeadEntry
 
 FORMAT = 7
-"""1 had no `noise_scale`, 2 no `standardize`, 3 no checksum, 4 no `eval_seed`, 5 no `flip_rate`, 6 no averaged
+"""Format 1 had no `noise_scale`, 2 no `standardize`, 3 no checksum, 4 no `eval_seed`, 5 no `flip_rate`, 6 no averaged
 heads."""
 KEY = "hetxl_head"
-"""The entry of the metadata that holds the configuration."""
+"""Metadata entry with the configuration."""
 
 _CLASSES: dict[str, type[Head]] = {**HEADS, "dropout": DropoutHead, "laplace": LaplaceHead}
 _AVERAGED = (
@@ -48,13 +48,13 @@ _TEMPERATURES = {"fixed": (FixedTemperature, ("value",)), "learned": (LearnedTem
 
 
 def save_head(head: Head, path: str | Path, *, class_names: Sequence[str] | None = None) -> None:
-    """Write a head to one file, whole or not at all.
+    """Save a head to one file, atomically.
 
     Args:
-        head: one of the four, a `DropoutHead` or a `LaplaceHead`, with a linear classifier, a named sampler and a fixed
-            or learned temperature: what can be described without code.
-        path: usually ends in .safetensors.
-        class_names: K names, kept with the configuration; `describe_head` gives them back.
+        head: one of the four heads, a `DropoutHead` or a `LaplaceHead`, with a linear classifier, a named sampler and a
+            fixed or learned temperature, so that it can be described without code.
+        path: output file, usually .safetensors.
+        class_names: K names, stored with the configuration; `describe_head` returns them.
     """
     configuration, tensors = _configuration(head, class_names), head.state_dict()
     if problem := _mixed_types(tensors):
@@ -63,9 +63,9 @@ def save_head(head: Head, path: str | Path, *, class_names: Sequence[str] | None
 
 
 def load_head(path: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Head:
-    """Return the head of a file, in evaluation mode; on the CPU and of the saved dtype unless others are stated.
+    """Load a head in evaluation mode [default: on the CPU, with the saved dtype].
 
-    Its predictions are those of the saved one, to the bit if the dtype is the same.
+    With the saved dtype, its predictions are bit-identical to those of the saved head.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type such as torch.float32, found {dtype}")
@@ -99,7 +99,7 @@ def describe_head(path: str | Path) -> dict[str, Any]:
 
 
 def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """Return what a head is made of; raises for what JSON cannot hold."""
+    """Return the configuration of a head; raise if JSON cannot represent it."""
     kinds: dict[type, str] = {kind: name for name, kind in _CLASSES.items()}
     if type(head) not in kinds:
         raise TypeError(
@@ -109,26 +109,24 @@ def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, A
     if not is_plain_linear(head.classifier):
         name = getattr(head.classifier, "__name__", type(head.classifier).__name__)
         raise TypeError(
-            f"classifier is {name}, code that a file cannot hold; save a head with an nn.Linear without hooks as "
-            "classifier, or this one's state_dict()"
+            f"classifier is {name}, which needs code and cannot be saved; use an nn.Linear without hooks as "
+            "classifier, or save this head's state_dict()"
         )
     if not isinstance(head.sampler, str):
-        raise TypeError(
-            'sampler is a function, code that a file cannot hold; set head.sampler to the name of one, as "orthogonal"'
-        )
+        raise TypeError('sampler is a function and cannot be saved; set head.sampler to a name, such as "orthogonal"')
     if any(value.is_meta for value in head.state_dict().values()):
-        raise ValueError("head is on the meta device and has no weights; load or reset them before it is saved")
+        raise ValueError("head is on the meta device and has no weights; load or initialise them before you save it")
     options = {name: getattr(head, name) for name in _SHARED if name not in ("bias", "standardize")}
     options |= {"bias": head.classifier.bias is not None, "standardize": head.standardize is not None}
     if head.covariance is not None:
         covariance = head.covariance
         if type(covariance) not in _COVARIANCES:
             raise TypeError(
-                f"covariance is a {type(covariance).__name__}, code that a file cannot hold; use one by name"
+                f"covariance is a {type(covariance).__name__}, which cannot be saved; use a covariance by name"
             )
         options["covariance"] = _COVARIANCES[type(covariance)]
         options |= {"rank": covariance.rank, "noise_init": covariance.init, "noise_scale": head.noise_scale}
-        options["residual"] = covariance.residual_kind or "rank1"  # `full` has none and takes no notice
+        options["residual"] = covariance.residual_kind or "rank1"  # `full` has none and ignores it
     options |= head.own_options()
     configuration = {
         "format": FORMAT,
@@ -140,10 +138,10 @@ def _configuration(head: Head, class_names: Sequence[str] | None) -> dict[str, A
         "temperature": _describe_temperature(head.temperature),
         "class_names": None if class_names is None else check_names(class_names, head.num_classes),
     }
-    # Parametrised or adapted parts keep the type of a linear layer and not its tensors.
+    # Parametrised or adapted layers have the type of a linear layer, but other tensors.
     shapes = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     if problem := _mismatch(_empty_head(configuration), shapes):
-        raise ValueError(f"head cannot be saved: {problem}; take parametrisations and adapters off first")
+        raise ValueError(f"head cannot be saved: {problem}; remove parametrisations and adapters first")
     return configuration
 
 
@@ -152,13 +150,13 @@ def _describe_temperature(temperature: nn.Module) -> dict[str, Any]:
         if type(temperature) is kind:
             return {"kind": name} | {argument: getattr(temperature, argument) for argument in arguments}
     raise TypeError(
-        f"temperature is a {type(temperature).__name__}, code that a file cannot hold; "
+        f"temperature is a {type(temperature).__name__}, which cannot be saved; "
         "set head.temperature = hetxl.FixedTemperature(float(head.temperature())) first"
     )
 
 
 def check_names(class_names: Sequence[str], num_classes: int) -> list[str]:
-    """Return class names as a list; raises unless they are K strings."""
+    """Return class names as a list; raise unless they are K strings."""
     names = [] if isinstance(class_names, str | dict) else list(class_names)
     if len(names) != num_classes or not all(isinstance(name, str) for name in names):
         raise ValueError(f"class_names must be {num_classes} strings, one for each class, found {class_names!r:.80}")
@@ -172,16 +170,18 @@ def _read(path: Path) -> StoredTensors:
 
 
 def _mixed_types(tensors: Mapping[str, Tensor]) -> str:
-    """Return what is wrong if weights, but for τ, have several floating-point types; empty if nothing is."""
+    """Return the problem if weights other than τ have several floating-point types; empty otherwise."""
     weights = (value for name, value in tensors.items() if not name.startswith("temperature."))
     types = sorted({str(value.dtype) for value in weights if value.is_floating_point()})
     return f"its weights have the types {', '.join(types)}" if len(types) > 1 else ""
 
 
 def _read_configuration(path: Path, stored: StoredTensors) -> dict[str, Any]:
-    """Return the configuration from a file's metadata: all of its entries, and no others."""
+    """Return the configuration from a file's metadata, with exactly its known entries."""
     if KEY not in stored.metadata:
-        raise ValueError(f"{path} holds tensors but no head: its metadata has no {KEY!r}; save_head writes it")
+        raise ValueError(
+            f"{path} has tensors but no head (no {KEY!r} in its metadata); pass a file written by save_head"
+        )
     configuration = stored.about
     try:
         version = integer_at_least("format", configuration["format"], 1)
@@ -219,7 +219,7 @@ def _read_configuration(path: Path, stored: StoredTensors) -> dict[str, Any]:
 
 
 def _exactly(what: str, table: object, names: tuple[str, ...] | None) -> None:
-    """Raise unless something is a dictionary, with exactly some keys."""
+    """Raise unless `table` is a dictionary with exactly these keys."""
     if not isinstance(table, dict):
         raise ValueError(f"{what} must be a table, found {table!r:.80}")
     if names is not None and set(table) != set(names):
@@ -227,16 +227,16 @@ def _exactly(what: str, table: object, names: tuple[str, ...] | None) -> None:
 
 
 def _build(path: Path, configuration: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Head:
-    """Return the head of a configuration on the meta device; raises unless tensors of these shapes fit it."""
+    """Return the head of a configuration on the meta device; raise unless tensors of these shapes fit."""
     sizes = (configuration["num_classes"], configuration["in_features"])
-    # Before a head of stated sizes is made, the file must hold a classifier of those sizes.
+    # The file must have a classifier of the configured sizes before a head of those sizes is created.
     if shapes.get("classifier.weight") != sizes:
         actual = "missing" if "classifier.weight" not in shapes else f"of shape {list(shapes['classifier.weight'])}"
         raise ValueError(f"{path} is damaged: classifier.weight is {actual}, and its configuration says {list(sizes)}")
     try:
         head = _empty_head(configuration)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = str(error).splitlines()[0]  # torch's own errors end with a trace
+        reason = str(error).splitlines()[0]  # torch's errors end with a trace
         raise ValueError(f"{path} is damaged: in its configuration, {reason}") from None
     if problem := _mismatch(head, shapes):
         raise ValueError(f"{path} is damaged: {problem}")
@@ -253,7 +253,7 @@ def _empty_head(configuration: dict[str, Any]) -> Head:
 
 
 def _mismatch(head: Head, shapes: dict[str, tuple[int, ...]]) -> str:
-    """Return how tensors of these shapes differ from those of a head; empty if they do not."""
+    """Return how tensor shapes differ from those of a head; empty if they do not."""
     expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     if set(expected) != set(shapes):
         return f"tensors: {_differences(set(expected), set(shapes))}"

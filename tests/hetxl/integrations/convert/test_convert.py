@@ -100,7 +100,7 @@ def test_invalid_requests_raise():
     with pytest.raises(TypeError, match="model must be a torch module, found str"):
         hetxl.convert("resnet50")
     model = hetxl.convert(network())
-    with pytest.raises(ValueError, match=r"converted layer already \(2\); hetxl\.revert"):
+    with pytest.raises(ValueError, match=r"a converted layer \(2\); hetxl\.revert"):
         hetxl.convert(model)
     with pytest.raises(ValueError, match=r"no converted layer; hetxl\.convert"):
         hetxl.revert(network())
@@ -263,11 +263,11 @@ def _one_process():
 @pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
 @pytest.mark.usefixtures("_one_process")
 def test_wrapped_models_are_refused():
-    with pytest.raises(ValueError, match=r"before it is wrapped, as in DistributedDataParallel\(hetxl\.convert"):
+    with pytest.raises(ValueError, match=r"before you wrap it, as in DistributedDataParallel\(hetxl\.convert"):
         hetxl.convert(nn.Sequential(DistributedDataParallel(network()), nn.Linear(5, 5)))
-    with pytest.raises(ValueError, match=r"before it is wrapped, as in fully_shard\(hetxl\.convert"):
+    with pytest.raises(ValueError, match=r"before you wrap it, as in fully_shard\(hetxl\.convert"):
         hetxl.convert(fully_shard(network()))
-    with pytest.raises(ValueError, match=r"before it is wrapped, as in FullyShardedDataParallel\(hetxl\.convert"):
+    with pytest.raises(ValueError, match=r"before you wrap it, as in FullyShardedDataParallel\(hetxl\.convert"):
         hetxl.convert(FullyShardedDataParallel(network(), device_id=torch.device("cpu")))
 
 

@@ -214,8 +214,8 @@ def test_top_classes_of_images_are_compared(width):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: export_program(small("det"), torch.randn(2, 5)), TypeError, "made by exportable"),
-        (lambda: to_onnx(small("det"), "a.onnx", torch.randn(2, 5)), TypeError, "made by exportable"),
+        (lambda: export_program(small("det"), torch.randn(2, 5)), TypeError, "the result of exportable"),
+        (lambda: to_onnx(small("det"), "a.onnx", torch.randn(2, 5)), TypeError, "the result of exportable"),
         (lambda: export_program(exportable(small("det")), torch.randn(0, 5)), TypeError, "with B at least 1"),
         (lambda: export_program(exportable(small("det")), []), TypeError, "with B at least 1"),
         (lambda: export_program(exportable(TwoInputs()), (torch.ones(2, 5), torch.ones(3, 1))), ValueError, "same B"),

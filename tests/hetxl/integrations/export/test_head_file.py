@@ -227,7 +227,7 @@ def options(path, **changed):
         (lambda path: path.write_bytes(b""), "not a complete safetensors file"),
         (lambda path: path.write_bytes(path.read_bytes()[:-8]), "not a complete safetensors file"),
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "not a complete safetensors file"),
-        (lambda path: save_file(load_file(path), path), "holds tensors but no head"),
+        (lambda path: save_file(load_file(path), path), "has tensors but no head"),
         (lambda path: rewrite(path, format=FORMAT + 1), "newer hetxl"),
         (lambda path: rewrite(path, format="1"), "no format number"),
         (lambda path: rewrite(path, configuration="{"), "not valid JSON"),
