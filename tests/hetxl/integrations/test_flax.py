@@ -383,7 +383,7 @@ def test_an_entry_that_is_there_twice():
 
 
 def test_missing_and_invalid_files_raise(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.npz: does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"none\.npz does not exist"):
         read_params(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("text")
     np.save(tmp_path / "one.npy", np.ones(3))
