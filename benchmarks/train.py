@@ -26,8 +26,8 @@ from hetxl_train.console import Console
 from hetxl_train.data import open_dataset
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.distributed import World
+from hetxl_train.log import Log
 from hetxl_train.loop import Trainer
-from hetxl_train.runs import Log
 from hetxl_train.tasks.classification import ClassificationTask
 
 SHARE = 0.9  # of the bare loop's speed, at least

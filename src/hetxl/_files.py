@@ -96,25 +96,45 @@ def write_json(path: Path, content: Any, indent: int = 2) -> None:
 
 def json_checksum(content: Any) -> str:
     """Return the SHA-256 of JSON content; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    try:
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        raise ValueError("JSON content is nested too deeply for a checksum") from None
 
 
-def write_checked(path: Path, content: dict[str, Any]) -> None:
+CHECKED, CHECKSUM = "checked", "checksum"
+"""The first and the last entry of a JSON object with a checksum: if one is damaged, the other shows it."""
+
+
+def write_checked(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with its checksum."""
-    write_json(path, {**content, "checksum": json_checksum(content)})
+    content = json.loads(json.dumps({CHECKED: "sha256", **content}))  # as it is read: lists for tuples, text for keys
+    write_json(path, content | {CHECKSUM: json_checksum(content)})
 
 
 def read_checked(path: Path, instead: str) -> dict[str, Any]:
     """Read a file written by `write_checked`; raise a ValueError ending in the advice `instead` if it was changed."""
-    content = read_json(path, dict)
-    if content.pop("checksum", None) != json_checksum(content):
-        raise ValueError(f"{path} was changed or damaged: its content does not match its checksum; {instead}")
+    content = parse_json(path.read_bytes(), str(path), dict)
+    _verify(content, path, instead)
     return content
 
 
-def read_json(path: Path, kind: type | None = None, finite: bool = True) -> Any:
-    """Read a JSON file and check that its content is of `kind`, such as dict; errors name the file."""
-    return parse_json(path.read_bytes(), str(path), kind, finite)
+def read_json(path: Path, kind: type | None = None, finite: bool = True, instead: str = "restore or rewrite it") -> Any:
+    """Read a JSON file and check that its content is of `kind`, such as dict; errors name the file.
+
+    An object that carries a checksum is verified and returned without it; files of older versions carry none.
+    """
+    content = parse_json(path.read_bytes(), str(path), kind, finite)
+    if isinstance(content, dict) and (CHECKED in content or CHECKSUM in content):
+        _verify(content, path, instead)
+    return content
+
+
+def _verify(content: dict[str, Any], path: Path, instead: str) -> None:
+    """Verify the checksum of a JSON object and remove it."""
+    if content.pop(CHECKSUM, None) != json_checksum(content):
+        raise ValueError(f"{path} was changed or damaged: its content does not match its checksum; {instead}")
+    content.pop(CHECKED, None)
 
 
 def parse_json(text: str | bytes, source: str, kind: type | None = None, finite: bool = True) -> Any:

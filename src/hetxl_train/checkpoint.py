@@ -7,6 +7,7 @@ RUN/checkpoints/step-00000120/state.json             the step, the best so far, 
 RUN/checkpoints/best.json                            which step had the best validation loss
 """
 
+import contextlib
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
-from hetxl._files import json_checksum, read_json, sha256_of, whole_directory, write_checked, write_json
+from hetxl._files import read_checked, read_json, sha256_of, whole_directory, write_checked
 from hetxl._tensors import read_tensors, write_tensors
 from hetxl_train.distributed import START, World
 from hetxl_train.parallel import divided_like, load_state
@@ -76,10 +77,18 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step marked as having the best validation loss, if its checkpoint exists."""
+        with contextlib.suppress(CheckpointError):
+            return self._marked()
+        return None
+
+    def _marked(self) -> int | None:
+        """Return the step that is marked as the best; a CheckpointError says that the mark is damaged."""
         try:
-            step = read_json(self.directory / BEST)["step"]
-        except (OSError, ValueError, KeyError, TypeError):
+            step = read_json(self.directory / BEST, dict)["step"]
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{error}; the newest checkpoint is taken for the best") from None
         return step if step in self.steps() else None
 
     def save(self, checkpoint: Checkpoint, world: World | None = None) -> None:
@@ -134,9 +143,8 @@ class Checkpoints:
         """Replace entries of a checkpoint's state, mark it if it is the best, and remove old ones."""
         path = self._path(step) / STATE
         stored = {**read_json(path, dict), **state}
-        stored.pop("checksum", None)
         if best:
-            write_json(self.directory / BEST, {"step": step})
+            write_checked(self.directory / BEST, {"step": step})
         write_checked(path, stored)
         self._remove_old()
 
@@ -151,15 +159,13 @@ class Checkpoints:
         path = self._path(step)
         changed = "was changed or cut short; its checksum does not match"
         try:
-            state = read_json(path / STATE, dict)
+            state = read_checked(path / STATE, "an older checkpoint is used if there is one")
         except OSError as error:
             raise CheckpointError(f"checkpoint {path}: {STATE} cannot be read: {error}") from None
         except ValueError as error:
             raise CheckpointError(f"checkpoint {path}: {error}") from None
         if state.get("format") != FORMAT:
             raise CheckpointError(f"checkpoint {path}: {STATE} has no format {FORMAT} of this version of hetxl")
-        if state.pop("checksum", None) != json_checksum(state):
-            raise CheckpointError(f"checkpoint {path}: {STATE} {changed}")
         parts = state.pop("parts_checksums", {})
         if not isinstance(parts, dict) or not all(Path(name).name == name for name in parts):
             raise CheckpointError(f"checkpoint {path}: {STATE} names no files of its own, but {parts!r:.80}")
@@ -207,8 +213,12 @@ class Checkpoints:
 
     def best(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the best checkpoint if it is whole, otherwise the newest that is, and what was wrong."""
-        best = self.best_step()
-        return self._first_whole([*([] if best is None else [best]), *self.steps()[::-1]])
+        try:
+            best, damaged = self._marked(), []
+        except CheckpointError as error:
+            best, damaged = None, [str(error)]
+        checkpoint, refused = self._first_whole([*([] if best is None else [best]), *self.steps()[::-1]])
+        return checkpoint, damaged + refused
 
     def _first_whole(self, steps: list[int]) -> tuple[Checkpoint | None, list[str]]:
         refused = []

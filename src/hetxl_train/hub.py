@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hetxl._files import read_json, write_bytes, write_json
+from hetxl._files import read_json, write_bytes, write_checked
 from hetxl.integrations import hub
 from hetxl.integrations.export.head_file import save_head
 from hetxl.nn import Head
@@ -45,10 +45,10 @@ def save_pretrained(run: str | Path, directory: str | Path, *, license: str | No
     for name in COPIED:
         if (source / name).exists():
             shutil.copyfile(source / name, target / name)
-    write_json(target / "config.json", _public(trained.run.config).to_dict())
+    write_checked(target / "config.json", _public(trained.run.config).to_dict())
     for name, private in PRIVATE.items():
         content = read_json(source / name, dict)
-        write_json(target / name, {key: value for key, value in content.items() if key not in private})
+        write_checked(target / name, {key: value for key, value in content.items() if key not in private})
     if isinstance(trained.model.head, Head):
         try:
             save_head(trained.model.head, target / hub.HEAD, class_names=trained.class_names)

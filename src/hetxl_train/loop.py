@@ -17,8 +17,8 @@ from hetxl_train.checkpoint import Checkpoint, CheckpointError, Checkpoints, loa
 from hetxl_train.console import Console
 from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.loaders import Feed, Parts, batches
+from hetxl_train.log import Log
 from hetxl_train.parallel import Alone, autocast, divided_parameters, local, strategy
-from hetxl_train.runs import Log
 from hetxl_train.tasks import Task
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hetxl._files import read_json, write_json
+from hetxl._files import read_json, write_checked
 from hetxl._seeds import derive_seed, some_rows
 from hetxl.functional import LabelLists
 from hetxl.metrics.scaling import Scales, fit_scales, fit_temperature
@@ -96,7 +96,7 @@ def _write_derived(
 ) -> str:  # fmt: skip
     config, directory, stored = derived.config, derived.path, read_json(run.path / "model.json", dict)
     save_model(derived, model)
-    write_json(directory / "model.json", stored | {"answers": answers_of(model)} | dict(about))
+    write_checked(directory / "model.json", stored | {"answers": answers_of(model)} | dict(about))
     counts = np.asarray(stored.get("class_counts"))
     name = "test" if "test" in dataset.splits else "validation"
     options = {"workers": config.workers, "class_names": dataset.class_names, "method": method}
@@ -115,7 +115,7 @@ def _write_derived(
         **carried,
         **facts,
     }
-    write_json(directory / "result.json", result)
+    write_checked(directory / "result.json", result)
     return f"{name} NLL {metrics[name]['nll']:.3f}"
 
 

@@ -11,16 +11,16 @@ noise_free.*                               the head before its noise was switche
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, get_args
+from typing import Any, Generic, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetxl._files import parse_json, read_json, reading, write_bytes, write_json
+from hetxl._files import read_json, reading, write_checked
 from hetxl._tensors import check_finite, read_tensors, write_tensors
 from hetxl.metrics.records import MAX_BYTES
 from hetxl.nn import Head, LaplaceHead, Prediction
@@ -35,7 +35,6 @@ from hetxl_train.data.transforms import Preprocessing
 from hetxl_train.defaults import with_defaults
 from hetxl_train.distributed import World
 from hetxl_train.loaders import blocks
-from hetxl_train.loggers import Logger, numbers
 from hetxl_train.model import Model, build_model, ensemble_of, feature_batches
 from hetxl_train.owner import LOCK
 from hetxl_train.parallel import whole_on_main
@@ -49,6 +48,8 @@ BEGUN = ("log.jsonl", "checkpoints", "features", "embeddings", "model.safetensor
 
 WEIGHTS, WEIGHTS_FORMAT = "model.safetensors", "hetxl-weights-1"
 """The trained weights; files without a format are older and have no checksum."""
+
+RESTORE = "restore it or train again in another --out"
 
 BEFORE: dict[str, Any] = {"standardize": False, "noise_start": 0.0, "flip_rate": 0.0}
 """What runs without these options in their config.json were trained with."""
@@ -124,7 +125,7 @@ def start_run(config: Config, directory: Path) -> Run[Config]:
     elif directory.exists() and any(path.name != LOCK for path in directory.iterdir()):
         raise ValueError(f"{directory} has files but no run in it; choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "config.json", config.to_dict())
+    write_checked(directory / "config.json", config.to_dict())
     return Run(directory, config)
 
 
@@ -212,7 +213,7 @@ def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:
         command, other = other, command
     if not file.exists():
         raise ValueError(f"{directory} is not a run directory (no config.json). Pass one created by `{command}`.")
-    values = read_json(file)
+    values = read_json(file, instead=RESTORE)
     if isinstance(values, dict) and ("towers" in values) != (kind is ContrastiveConfig):
         raise ValueError(f"{directory} was created by `{other}`. Pass a directory of `{command}`.")
     options = kind.flatten(values, str(file))
@@ -278,7 +279,7 @@ def model_json(run: Run) -> Iterator[dict[str, Any]]:
     if not path.exists():
         raise ValueError(f"{path} does not exist; train again in another --out")
     with reading(path, "train again in another --out"):
-        yield read_json(path, dict)
+        yield read_json(path, dict, instead=RESTORE)
 
 
 def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> None:
@@ -297,6 +298,8 @@ def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> 
         checkpoint, refused = run.checkpoints.best()
         if checkpoint is None:
             raise ValueError(f"{run.path} has no weights yet: {refused[0] if refused else 'no checkpoint was written'}")
+        for message in refused:
+            (console or Console(quiet=True)).say(f"Not used: {message}")
         tensors = weights_of(checkpoint, averaged=bool(run.config.ema))
     tensors.pop("head.classifier.draws", None)  # of a sharded classifier, which is read as a linear one
     _check_types(path, tensors, model)
@@ -330,51 +333,3 @@ def input_spec(values: dict[str, Any]) -> InputSpec:
     if kind not in get_args(InputKind) or not shape or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise TypeError(f"input is {kind!r:.40} of shape {list(shape)}")
     return InputSpec(kind, shape, vocabulary, preprocessing)
-
-
-# ---- the log
-
-
-class Log:
-    """Append to `log.jsonl`, one JSON object per line, and hand the numbers to loggers.
-
-    Lines after the step `after`, and evaluations after `evaluated` (None for the same step), which will be done again,
-    are dropped.
-    """
-
-    def __init__(self, path: Path, after: int = 0, loggers: Sequence[Logger] = (), evaluated: int | None = None):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        last = {"evaluation": after if evaluated is None else evaluated}
-        lines = [line for line in read_log(path) if line.get("step", 0) <= last.get(line.get("kind", ""), after)]
-        write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run is
-        self._loggers = loggers
-
-    def write(self, kind: str, **values: Any) -> None:
-        """Add a line; numbers also go to the loggers."""
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._file.flush()
-        for logger in self._loggers:
-            logger.write(values["step"], numbers(kind, values))
-
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Hand the result of the run to the loggers."""
-        for logger in self._loggers:
-            logger.finish({name: value for name, value in result.items() if isinstance(value, int | float)})
-
-    def close(self) -> None:
-        """Close all files and connections."""
-        self._file.close()
-        for logger in self._loggers:
-            logger.close()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log, without the part of a last line that a killed process left."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(parse_json(text, str(path), dict))
-    return lines

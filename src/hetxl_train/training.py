@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetxl._files import write_json
+from hetxl._files import write_checked
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.checkpoint import Checkpoints, load_weights
 from hetxl_train.config import Config, RunConfig, TrainConfig
@@ -17,11 +17,12 @@ from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.data.fingerprint import fingerprint
 from hetxl_train.data.pairs import Pairs
 from hetxl_train.distributed import world
-from hetxl_train.formatting import duration
+from hetxl_train.formatting import duration, plural
+from hetxl_train.log import Log
 from hetxl_train.loggers import open_loggers
 from hetxl_train.loop import Progress, Trainer
 from hetxl_train.owner import owned
-from hetxl_train.runs import Log, Run, RunIdentity, check_data, default_directory, save_model, start_run
+from hetxl_train.runs import Run, RunIdentity, check_data, default_directory, save_model, start_run
 from hetxl_train.tasks import Task
 
 
@@ -105,7 +106,7 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
     log = None
     if is_main:
         checkpoints.discard_after(trainer.progress.step)
-        write_json(run.path / "model.json", task.describe())
+        write_checked(run.path / "model.json", task.describe())
         task.write_data(run.path)
         alone = not trainer.parallel.divided  # a process with a part of the weights cannot try a step by itself
         if alone and checkpoint is None and (estimate := task.estimate(trainer.parts)) is not None and estimate.matters:
@@ -113,13 +114,15 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
         step, options = trainer.progress.step, task.config.options()
         loggers = open_loggers(task.config.chosen_loggers, run.path, options, step)
         log = Log(run.path / "log.jsonl", step, loggers, trainer.progress.evaluated)
+        if log.damaged:
+            console.say(f"{run.path / 'log.jsonl'} had {plural(log.damaged, 'damaged line')}, which the run leaves out")
     processes.wait()
     with contextlib.closing(log) if log is not None else contextlib.nullcontext():
         progress = trainer.train(log, task.validate)
         if unreadable.seen:
             unreadable.finish()
         processes.wait()
-        result = _finish(task, run, trainer, progress, label, began - before)
+        result = _finish(task, run, trainer, progress, label, began - before, 0 if log is None else log.lines)
         if log is not None:
             log.finish(result)
     console.say(f"{label}: {task.summary(result)}; {run.path}")
@@ -138,7 +141,9 @@ def _phases(progress: Progress) -> dict[str, float]:
     }
 
 
-def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: str, began: float) -> dict[str, Any]:
+def _finish(
+    task: Task, run: Run, trainer: Trainer, progress: Progress, label: str, began: float, log_lines: int
+) -> dict[str, Any]:
     """Save and evaluate the weights that are kept: the last, or with early stopping the best.
 
     The phases of the result add up to the time since `began`.
@@ -146,15 +151,17 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
     config, step = task.config, progress.step
     weights = trainer.averaged()
     if config.patience:
-        checkpoint, _ = trainer.checkpoints.best()
+        checkpoint, refused = trainer.checkpoints.best()
         assert checkpoint is not None
+        for message in refused:
+            trainer.console.say(f"Not used: {message}")
         load_weights(task.model, checkpoint, averaged=bool(config.ema))
         step, weights = checkpoint.step, torch.no_grad()
     with weights:
         with trainer.parallel.gathered(task.model):
             task.choose_weights()
         if task.world.is_main:
-            write_json(run.path / "model.json", task.describe())
+            write_checked(run.path / "model.json", task.describe())
         save_model(run, task.whole, task.world)
         begin = time.perf_counter()
         # The last step ends with an evaluation; other weights are kept only where a run may stop early.
@@ -164,11 +171,12 @@ def _finish(task: Task, run: Run, trainer: Trainer, progress: Progress, label: s
     result |= {
         "steps": step,
         "examples": step * config.batch_size,
+        "log_lines": log_lines,
         **_phases(progress),
         "evaluate_seconds": time.perf_counter() - begin,
     }
     spent = sum(value for name, value in result.items() if name.endswith("_seconds"))
     result["other_seconds"] = max(0.0, time.perf_counter() - began - spent)  # data, model, estimate, saved weights
     if task.world.is_main:
-        write_json(run.path / "result.json", result)
+        write_checked(run.path / "result.json", result)
     return result

@@ -160,7 +160,7 @@ def resign(folder, **changes):
         (empty_tensors, "tensors.safetensors was changed or cut short"),
         (no_tensors, "tensors.safetensors cannot be read"),
         (edit_tensors, "tensors.safetensors was changed or cut short"),
-        (edit_state, "state.json was changed or cut short; its checksum does not match"),
+        (edit_state, "state.json was changed or damaged: its content does not match its checksum"),
         (cut_state, "is not valid JSON"),
         (no_state, "state.json cannot be read"),
         (other_state, "state.json must hold a JSON object, found a list"),

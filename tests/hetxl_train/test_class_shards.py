@@ -13,9 +13,10 @@ from hetxl_train.config import TrainConfig
 from hetxl_train.distributed import World
 from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.export_run import export_run
+from hetxl_train.log import read_log
 from hetxl_train.parallel import sharing_classes
 from hetxl_train.prediction import predict
-from hetxl_train.runs import load_run, read_log
+from hetxl_train.runs import load_run
 from hetxl_train.training import train
 from support import processes, sharded
 from support.training import QUIET, Listening, small

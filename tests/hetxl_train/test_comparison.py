@@ -15,10 +15,11 @@ from hetxl_train.console import Console
 from hetxl_train.data.open import BUILT_IN
 from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.export_run import export_run
+from hetxl_train.log import read_log
 from hetxl_train.presets import PRESETS, preset_for
 from hetxl_train.report import compare_table, find_runs
 from hetxl_train.rescale import CLEAN, CLEAN_XL, SCALED, SCALED_XL, rescale_run
-from hetxl_train.runs import load_run, read_log
+from hetxl_train.runs import load_run
 from support.training import DATA, QUIET, small
 
 SMALL = TrainConfig(

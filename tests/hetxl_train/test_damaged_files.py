@@ -10,6 +10,8 @@ import resource
 import shutil
 import warnings
 import zipfile
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +178,10 @@ def read_or_refused(read, expected=None):
         actual = read()
     except ERRORS as error:
         assert str(error)  # noqa: PT017, one of two right outcomes
+        assert "\n" not in str(error)  # noqa: PT017
     else:
         if expected is not None:
+            assert len(actual) == len(expected)
             assert all(map(same, actual, expected))
 
 
@@ -251,14 +255,32 @@ def calibrated(finished, tmp_path_factory):
 
 
 def check_run(calibrated, directory, name, examples):
-    """Load, predict with, report and publish a run with a damaged file."""
+    """Use a run with a damaged file: every outcome is that of the whole run, or an error that says what is wrong."""
     run = shutil.copytree(calibrated, directory / "run")
     content = (run / name).read_bytes()
-    features = torch.zeros(2, 4)
+    features = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    other = read_run(calibrated)
+    other = replace(other, config={}, result=other.result | {"label": "other"})  # one to compare with
 
-    def use():
+    def predictions():
         predictor = Predictor(run, coverage=0.8, console=QUIET)
-        predictor.records(features, np.arange(2), ["a", "b"])
+        return predictor.records(features, np.arange(2), ["a", "b"])
+
+    def report():
+        damaged = read_run(run)
+        page = report_html([damaged, other], created=datetime(2026, 1, 1))
+        if damaged.problems:
+            raise ValueError(f"the page says {damaged.problems[0]}")
+        return page
+
+    def best():
+        checkpoint, refused = open_run(run).checkpoints.best()
+        if refused:
+            raise ValueError(refused[0])
+        return checkpoint.step, checkpoint.state, [value.tolist() for value in checkpoint.tensors.values()]
+
+    readers = (predictions, report, best, lambda: model_card(run))
+    expected = [read() for read in readers]
 
     def check(changes):
         by_bytes, by_values = changes
@@ -266,18 +288,10 @@ def check_run(calibrated, directory, name, examples):
         if name.endswith(".json") and by_values:
             damaged = json.dumps(changed_values(json.loads(content), by_values)).encode()
         (run / name).write_bytes(damaged)
-        for read in (use, lambda: report_of(run), lambda: model_card(run), lambda: run_checkpoints(run)):
-            read_or_refused(read)
+        for read, whole in zip(readers, expected, strict=True):
+            read_or_refused(read, whole)
 
     for_all(st.tuples(BYTE_CHANGES, st.one_of(st.just([]), VALUE_CHANGES)), examples, check)
-
-
-def report_of(run):
-    return report_html([read_run(run)])
-
-
-def run_checkpoints(run):
-    return open_run(run).checkpoints.best()
 
 
 @pytest.fixture(autouse=True)
@@ -368,8 +382,8 @@ def test_array_that_is_stored_twice_is_refused(tmp_path):
 @pytest.mark.parametrize("spec", [{"kind": "audio"}, {"shape": []}, {"shape": [10**13]}, {"vocabulary": "x"}])
 def test_model_of_impossible_inputs_is_one_line(finished, tmp_path, spec):
     run = shutil.copytree(finished, tmp_path / "run")
-    about = json.loads((run / "model.json").read_text())
-    (run / "model.json").write_text(json.dumps(about | {"input": about["input"] | spec}))
+    about = read_json(run / "model.json")
+    write_checked(run / "model.json", about | {"input": about["input"] | spec})
     with pytest.raises(ValueError, match=r"model\.json cannot be read") as raised:
         load_run(run)
     assert "\n" not in str(raised.value)

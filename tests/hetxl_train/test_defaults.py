@@ -11,7 +11,8 @@ from hetxl.optim import DEFAULTS, PRIOR, start_bias
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.defaults import has_prior, with_defaults
 from hetxl_train.evaluate_runs import evaluate_run
-from hetxl_train.runs import load_run, read_log
+from hetxl_train.log import read_log
+from hetxl_train.runs import load_run
 from hetxl_train.training import train
 from support.training import QUIET, small
 

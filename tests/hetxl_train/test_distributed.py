@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hetxl_train.config import TrainConfig
 from hetxl_train.console import Console
 from hetxl_train.distributed import World, destroy_process_group, find_device, world
-from hetxl_train.runs import read_log
+from hetxl_train.log import read_log
 from hetxl_train.training import train
 
 SUPPORT = Path(__file__).parents[1] / "support"

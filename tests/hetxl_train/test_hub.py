@@ -81,7 +81,7 @@ def test_card_has_data_metrics_calibration_confusions_use_and_limits(run):
         "## Limits",
     ):
         assert words in card.text
-    pairs = json.loads((run / "confusions.json").read_text())
+    pairs = json.loads((run / "confusions.json").read_text())["pairs"]
     most = max(pairs, key=lambda pair: pair["confused"])
     assert f"| {most['first']} / {most['second']} | {most['confused']} |" in card.text
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from hetxl_train.log import Log, read_log
 from hetxl_train.loggers import check_loggers, numbers, open_loggers
-from hetxl_train.runs import Log, read_log
 from hetxl_train.training import train
 from support.training import QUIET, small
 

@@ -25,8 +25,8 @@ from hetxl_train.data.pairs import open_pairs
 from hetxl_train.data.synthetic import load_synthetic
 from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.distributed import World
+from hetxl_train.log import Log, read_log
 from hetxl_train.loop import Trainer, moving_average
-from hetxl_train.runs import Log, read_log
 from hetxl_train.tasks.classification import ClassificationTask
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train

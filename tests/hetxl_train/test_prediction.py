@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from hetxl._files import write_json
+from hetxl._files import read_json, write_checked, write_json
 from hetxl_train.data import open_dataset
 from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.distributed import World
@@ -27,8 +27,7 @@ ROWS = 150
 def run(finished, tmp_path_factory):
     """A run whose class names are hard to write."""
     path = shutil.copytree(finished, tmp_path_factory.mktemp("predict") / "run")
-    about = json.loads((path / "model.json").read_text())
-    (path / "model.json").write_text(json.dumps(about | {"class_names": NAMES}))
+    write_checked(path / "model.json", read_json(path / "model.json") | {"class_names": NAMES})
     return path
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from hetxl_train.config import TrainConfig
 from hetxl_train.distributed import World
 from hetxl_train.loaders import Parts
-from hetxl_train.runs import read_log
+from hetxl_train.log import read_log
 from support import killed_process, processes, sharded
 from support.pairs import image_shards, small_pairs
 

@@ -15,14 +15,13 @@ from hetxl_train.config import ContrastiveConfig
 from hetxl_train.contrastive_runs import load_contrastive_run
 from hetxl_train.data.dataset import InputSpec
 from hetxl_train.data.synthetic import load_synthetic
+from hetxl_train.log import Log, read_log
 from hetxl_train.model import build_model
 from hetxl_train.runs import (
-    Log,
     Run,
     default_directory,
     load_run,
     open_run,
-    read_log,
     save_model,
     start_run,
 )
@@ -304,6 +303,26 @@ def test_a_half_written_last_line_is_dropped(tmp_path, tail):
     write(path, (4,), after=3)
     assert [line["step"] for line in read_log(path)] == [1, 2, 3, 4]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("old", "new"), [("0.5", "0.6"), ('"checksum"', '"chocksum"'), ("{", "[")])
+def test_a_damaged_line_is_an_error_that_names_it(tmp_path, old, new):
+    path = tmp_path / "log.jsonl"
+    write(path, range(1, 5))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[1].replace(old, new), *lines[2:]]))
+    with pytest.raises(ValueError, match=r"log\.jsonl: line 2 of 4 was changed or damaged"):
+        read_log(path)
+    log = Log(path, after=4)
+    log.close()
+    assert (log.damaged, log.lines) == (1, 3)
+    assert [line["step"] for line in read_log(path)] == [1, 3, 4]
+
+
+def test_a_log_without_checksums_is_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"kind": "step", "step": 1, "loss": 0.5}\n{"kind": "step", "step": 2, "loss": 0.4}\n')
+    assert [line["loss"] for line in read_log(path)] == [0.5, 0.4]
 
 
 def test_opening_replaces_the_file_in_one_move(tmp_path):

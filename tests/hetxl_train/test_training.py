@@ -21,7 +21,8 @@ from hetxl_train.data.open import open_data
 from hetxl_train.data.pairs import Swaps
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import evaluate_run
-from hetxl_train.runs import load_run, read_log
+from hetxl_train.log import read_log
+from hetxl_train.runs import load_run
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 from support.distributed import run as run_processes

@@ -41,7 +41,6 @@ TOWERS = {
 MOMENTS = (
     (Trainer, "take_step"),
     (RecordsBuilder, "add"),
-    (checkpoint, "write_json"),
     (checkpoint, "write_checked"),
     (Checkpoints, "_write_parts"),
     (distributed, "_outcome"),

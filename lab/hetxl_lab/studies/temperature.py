@@ -13,9 +13,9 @@ from hetxl_lab.studies.profiles import LEARNED, Bench, Profile
 from hetxl_lab.studies.runs import StudyRun
 from hetxl_lab.studies.study import Lab, Line, PaperStudy, Searched, Summary, TableStudy
 from hetxl_lab.studies.verdicts import against, agree, change, holds, insensitive, sign, within
+from hetxl_train.log import read_log
 from hetxl_train.report.statistics import PairedTest
 from hetxl_train.report.tables import Row, Table
-from hetxl_train.runs import read_log
 
 HEADS = {"DET": "det", "HET": "het", "HET-XL": "het-xl"}
 

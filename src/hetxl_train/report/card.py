@@ -28,6 +28,8 @@ def model_card(run: str | Path, *, license: str | None = None) -> str:
     read = read_run(run)
     if not read.finished:
         raise ValueError(f"{read.path} has no result yet; let hetxl train finish it")
+    if damaged := [problem for problem in read.problems if not problem.endswith("is missing")]:
+        raise ValueError(f"{read.path} is damaged: {'; '.join(damaged)}. Restore its files or train again")
     about = read_json(read.path / "model.json", dict)
     with reading(read.path, "restore its files or train again"):
         return _text(read, about, license)

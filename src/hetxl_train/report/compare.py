@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from hetxl._tensors import read_tensors
 from hetxl.registry import HEAD_LABELS, METRIC_ENTRIES
 from hetxl_train import formatting as form
 from hetxl_train.report.read import Run
@@ -90,13 +90,18 @@ def baseline_label(groups: Sequence[Group]) -> str | None:
 
 
 def read_losses(run: Run, split: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read the row numbers [n], in order, and losses [n] in nats from `records/`; None if that fails."""
+    """Read the row numbers [n], in order, and losses [n] in nats from `records/`; None if the run has none.
+
+    The error of a damaged file names it.
+    """
     path = Path(run.path) / "records" / f"{split}.safetensors"
     try:
-        with safe_open(path, framework="numpy") as file:
-            rows, losses = file.get_tensor("rows"), -file.get_tensor("log_prob")
-    except (OSError, SafetensorError, TypeError):
+        tensors = read_tensors(path).tensors
+    except FileNotFoundError:
         return None
+    if "rows" not in tensors or "log_prob" not in tensors:
+        return None
+    rows, losses = tensors["rows"].numpy(), -tensors["log_prob"].numpy()
     if rows.ndim != 1 or rows.shape != losses.shape or not np.isfinite(losses).all():
         return None
     order = np.argsort(rows, kind="stable")

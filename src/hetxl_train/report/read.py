@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetxl._files import parse_json, read_json
+from hetxl._files import read_json
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.formatting import finite
+from hetxl_train.log import log_lines
 
 RUN_FILES = ("result.json", "config.json", "log.jsonl")  # a run directory has at least one of these
 
@@ -124,9 +125,9 @@ def read_run(path: PathLike, comparison: Comparison | None = None) -> Run:
             "Pass a directory created by `hetxl train`."
         )
     problems: list[str] = []
-    steps, evaluations = _read_log(directory / "log.jsonl", problems)
     confusions = _read_json(directory / "confusions.json", list, problems)
     result = _read_json(directory / "result.json", dict, problems)
+    steps, evaluations = _read_log(directory / "log.jsonl", result.get("log_lines"), problems)
     if result.get("derived_from") and "log.jsonl is missing" in problems:
         problems.remove("log.jsonl is missing")  # it was not trained
     contents = {
@@ -187,36 +188,41 @@ def _read_json(path: Path, kind: type, problems: list[str]) -> Any:
     except FileNotFoundError:
         problems.append(f"{path.name} is missing")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "cut short or not JSON"
+        reason = error.strerror if isinstance(error, OSError) else "changed, cut short or not JSON"
         problems.append(f"{path.name} could not be read: {reason}")
     else:
+        if kind is list and isinstance(content, dict):
+            content = content.get("pairs")  # older versions have the list alone
         if isinstance(content, kind):
             return content
         problems.append(f"{path.name} holds a {type(content).__name__}, not a {kind.__name__}")
     return kind()
 
 
-def _read_log(path: Path, problems: list[str]) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
-    """Return the records of steps and of evaluations, by step. A resumed run repeats steps: the last one counts."""
+def _read_log(
+    path: Path, expected: object, problems: list[str]
+) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+    """Return the records of steps and of evaluations, by step. A resumed run repeats steps: the last one counts.
+
+    The result says how many lines are expected; None for a run without a result, or of an older version.
+    """
     kinds: dict[str, dict[float, dict[str, Any]]] = {"step": {}, "evaluation": {}}
-    broken = 0
+    lines, broken = 0, 0
     try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                try:
-                    record = parse_json(line, path.name, dict, finite=False)
-                    kind, step = str(record["kind"]), finite(record["step"])
-                except (ValueError, TypeError):
-                    broken += 1
-                    continue
-                if kind in kinds and step is not None:
-                    kinds[kind][step] = record
+        for record in log_lines(path):
+            lines += 1
+            kind, step = (None, None) if record is None else (record.get("kind"), finite(record.get("step")))
+            if not isinstance(kind, str) or step is None:
+                broken += 1
+            elif kind in kinds:
+                kinds[kind][step] = record
     except FileNotFoundError:
         problems.append(f"{path.name} is missing")
     except OSError as error:
         problems.append(f"{path.name} could not be read: {error.strerror}")
+    else:
+        if isinstance(expected, int) and lines != expected:
+            problems.append(f"{path.name} has {lines:,} lines, of {expected:,} that the run wrote")
     if broken:
         problems.append(f"{path.name} has {broken} line{'' if broken == 1 else 's'} that could not be read")
     steps, evaluations = ([records[step] for step in sorted(records)] for records in kinds.values())

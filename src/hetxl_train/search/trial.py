@@ -20,10 +20,10 @@ from hetxl_train.data.dataset import Dataset, Fetched, Shown, Split
 from hetxl_train.data.labels import Labels
 from hetxl_train.data.open import open_data
 from hetxl_train.distributed import accelerators
+from hetxl_train.log import read_log
 from hetxl_train.process_pool import Pool
 from hetxl_train.rescale import rescale
 from hetxl_train.runner import PlannedRun, needed_memory
-from hetxl_train.runs import read_log
 from hetxl_train.training import train
 
 DATA = ("blind", "whole", "joined")

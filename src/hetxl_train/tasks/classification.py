@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from hetxl._files import read_json, write_json
+from hetxl._files import read_json, write_checked
 from hetxl._seeds import derive_seed
 from hetxl._tensors import read_tensors, write_tensors
 from hetxl.functional import LabelLists, plan
@@ -236,7 +236,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         state = whole_on_main(self.model.head.state_dict(), self.world)
         if self.world.is_main:
             write_tensors(self.directory / NOISE_FREE, state)
-            write_json(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
+            write_checked(self.directory / NOISE_FREE_LOSS, {"nll": loss, "step": self.noise_free})
         self.world.wait()
 
     def choose_weights(self) -> None:
@@ -409,11 +409,11 @@ def write_evaluation(
     records.save(directory / "records" / f"{split}.safetensors")
     risks = [[float(x), float(y)] for x, y in zip(*risk_coverage(records), strict=True)]
     points = [list(point) for point in reliability(records)]
-    write_json(directory / "curves.json", {"split": split, "reliability": points, "risk_coverage": risks})
-    write_json(directory / "confusions.json", evaluation.pairs)
+    write_checked(directory / "curves.json", {"split": split, "reliability": points, "risk_coverage": risks})
+    write_checked(directory / "confusions.json", {"pairs": evaluation.pairs})
     shown: dict[str, Any] = {**extreme_examples(records, dataset.splits[split], dataset.class_names)}
     shown["confused"] = confused_examples(records, dataset.splits[split], dataset.class_names, evaluation.pairs)
-    write_json(directory / "examples.json", shown)
+    write_checked(directory / "examples.json", shown)
     return summarise(records, class_counts)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn, optim
 
-from hetxl._files import write_json
+from hetxl._files import write_checked
 from hetxl._seeds import derive_seed
 from hetxl.contrastive.retrieval import (
     auroc,
@@ -296,7 +296,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         """Evaluate on all splits, and write examples."""
         evaluation = evaluate_pairs(self._evaluated(), self.pairs, self.texts, self.config, world=self.world)
         if self.world.is_main:
-            write_json(directory / "examples.json", evaluation.examples)
+            write_checked(directory / "examples.json", evaluation.examples)
         rows = {name: len(split) for name, split in self.dataset.splits.items()}
         return {
             "kind": "contrastive",

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
+from hetxl._tensors import write_tensors
 from hetxl_train.report import advice, as_dict, compare_table, find_runs, verdict
 from hetxl_train.report.compare import baseline_label, example_test, group_runs, read_losses
 from hetxl_train.report.read import Comparison, Run
@@ -334,10 +336,22 @@ def test_other_examples_or_none_give_no_test(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00", b"text" * 100])
-def test_a_broken_file_gives_none(tmp_path, content):
+def test_a_broken_file_is_an_error_that_names_it(tmp_path, content):
     broken = evaluated_run(tmp_path / "a", [0, 1], [1.0, 2.0])
     (tmp_path / "a" / "records" / "test.safetensors").write_bytes(content)
-    assert read_losses(broken, "test") is None
+    with pytest.raises(ValueError, match=r"test\.safetensors is not a complete safetensors file"):
+        read_losses(broken, "test")
+
+
+def test_changed_losses_are_refused(tmp_path):
+    run = evaluated_run(tmp_path / "a", [0, 1], [1.0, 2.0])
+    path = tmp_path / "a" / "records" / "test.safetensors"
+    write_tensors(path, {"rows": torch.arange(2), "log_prob": -torch.tensor([1.0, 2.0])})
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="its content does not match its checksum"):
+        read_losses(run, "test")
 
 
 def test_a_file_without_losses_gives_none(tmp_path):

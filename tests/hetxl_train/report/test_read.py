@@ -45,7 +45,7 @@ def test_a_log_that_is_cut_short_keeps_its_whole_lines(tmp_path):
     (folder / "log.jsonl").write_text(log[:-10] + '\n[1]\n3\n{"kind": ["x"], "step": 1}\n')
     run = read_run(folder)
     assert len(run.evaluations) == 19
-    assert run.problems == ("log.jsonl has 3 lines that could not be read",)
+    assert run.problems == ("log.jsonl has 4 lines that could not be read",)
 
 
 def test_steps_repeated_after_a_resume_count_once(tmp_path):

@@ -14,8 +14,8 @@ from hetxl_train.data.dataset import UnreadableExamples
 from hetxl_train.data.synthetic import load_synthetic
 from hetxl_train.distributed import World
 from hetxl_train.loaders import Parts
+from hetxl_train.log import Log, read_log
 from hetxl_train.loop import Trainer
-from hetxl_train.runs import Log, read_log
 from hetxl_train.tasks.classification import ClassificationTask
 from hetxl_train.temperature.hypergradient import loss_gradients
 from hetxl_train.temperature.rules import (

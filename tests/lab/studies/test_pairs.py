@@ -55,7 +55,7 @@ def test_seeds_are_paired_and_values_are_those_of_the_runs(studied):
     assert swaps[0] != swaps[1]
     studied("contrastive")
     assert (studied.cache / "det-swap40-seed1" / "swaps.npz").read_bytes() == swaps[1]
-    config = ContrastiveConfig.from_dict(json.loads((directories[1] / "config.json").read_text()))
+    config = ContrastiveConfig.from_dict(read_json(directories[1] / "config.json"))
     assert (config.seed, config.data_seed, config.swap, config.eval_samples) == (1, 1, 0.4, 3)
     stored = json.loads((directories[1] / "result.json").read_text())
     assert summary["runs"]["het-xl-swap40"]["sampled_top1"][1] == stored["metrics"]["test"]["zero_shot_sampled"]["top1"]
