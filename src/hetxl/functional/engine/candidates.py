@@ -26,6 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetxl.functional._torch import slices
 from hetxl.functional.engine.inputs import GivenMean, Inputs, LinearMean
+from hetxl.functional.engine.logit_rows import Workspace
 from hetxl.functional.engine.sigmoid import mean_sigmoid_rows
 from hetxl.functional.links import sigmoid_entropy
 from hetxl.functional.noise import GaussianNoise
@@ -33,23 +34,25 @@ from hetxl.registry import Link
 
 FEWEST_CLASSES = 1024  # with fewer, all of them cost little more
 FEWEST_SAMPLES = 16
-LIKELIEST = 96  # classes that count by themselves
-DRAWN = (64, 192, 640, 1600)  # numbers of classes to draw: the first, then the one that the error requires
+LIKELIEST = 64  # classes that count by themselves
+DRAWN = (48, 192, 768)  # numbers of classes to draw: the first, then the one that the error requires
 LARGEST_SHARE = 1 / 4  # of the classes; with more of them, sampling all costs no more
-CLUSTERS = 128  # at most
+CLUSTERS = 32  # at most
 CLUSTER_SIZE = 64  # classes at least
 AXES = 16  # principal axes of W that clusters are cut along
+WHOLE_ROWS = 2**22  # numbers of W up to which a copy in the order of the clusters is kept; beyond, along the axes alone
 FLOOR = 0.05
 """Least error, relative to that of one sample's Z_s if the noise of all classes were independent of each other: a few
 classes may be alike by chance."""
-SPREAD = 0.2
-"""Standard deviation of what drawn classes do to the top probabilities without clusters, relative to their weight, as
-measured on trained heads: a first guess of who can do without."""
-SAFETY = 1.6  # how many estimated errors have to fit in the tolerance
+SAFETY = 1.4  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
+UNSURE = 2.0  # a share of this over the square root of their number, since they may miss those that matter
 LARGEST_VARIANCE = 2.0  # of noise within clusters; beyond, the variance of its exponential cannot be estimated
 LEAST = -1e30  # log p, so that p log p is 0 where p is
-LARGEST_NOISE = 60.0  # exp of it, and of what is negative, are numbers of float32
-BLOCK = 2**21  # numbers that a group of examples may have in one tensor, to stay in a processor's cache
+LARGEST_LIFT = 8.0  # of a rough variance: classes are not taken to weigh more for it than exp of half of this
+LARGEST_SUM = 1e17  # Z_s, of which the square and its reciprocal are numbers of float32
+BLOCK = 2**18  # numbers that a group of examples may have in one tensor, to stay in a processor's cache
+FOLD = 8  # classes in one block when the largest are looked for
+DIRECT = 1.5  # how much more a product with samples may take than two with the factors
 SIGMOID_CANDIDATES = 128
 SMALLEST = 1e-30  # that is divided by
 
@@ -67,43 +70,52 @@ def applies(inputs: Inputs, top_k: int) -> bool:
     return 16 * top_k <= inputs.num_classes and inputs.noise.gaussian.num_residual <= 1
 
 
-def mean_logits(inputs: Inputs) -> Tensor:
-    """The logits without noise, divided by τ: [n, K], exact."""
+def mean_logits(inputs: Inputs, out: Tensor | None = None) -> Tensor:
+    """The logits without noise, divided by τ: [n, K], exact; in `out` [n, K] where products have its precision."""
     mean, products = inputs.mean, inputs.product_precision()
     if isinstance(mean, GivenMean):
         return mean.mean.to(inputs.wide) / inputs.temperature
     features = (mean.features.to(inputs.wide) / inputs.temperature).to(products)
     bias = None if mean.bias is None else (mean.bias.to(inputs.wide) / inputs.temperature).to(products)
-    return torch.nn.functional.linear(features, mean.weight.to(products), bias).to(inputs.wide)
+    weight = mean.weight.to(products)
+    if out is None or products != out.dtype:
+        return torch.nn.functional.linear(features, weight, bias).to(inputs.wide)
+    logits = torch.mm(features, weight.mT, out=out)
+    return logits if bias is None else logits.add_(bias)
 
 
-def rough_variance(inputs: Inputs, classes: Tensor | None = None) -> Tensor:
-    """σ̂²_k of some classes [C], or of all: [n, C], divided by τ².
+def rough_variance(inputs: Inputs, rows: "Rows | None" = None, workspace: Workspace | None = None) -> Tensor:
+    """σ̂²_k: [n, K], divided by τ².
 
-    It is exact for HET and HET-H; otherwise ‖w_k‖² times the mean variance of the noise. The rows of W are taken
-    relative to their mean, which shifts all logits alike.
+    It is exact for HET and HET-H. Otherwise noise is taken to be half isotropic, ‖w_k‖² times its mean variance, and
+    beside that along the one direction of the principal axes in which it moves the classes most.
     """
     assert inputs.noise is not None
-    variance, lift = inputs.noise.gaussian.variance(), inputs.noise.lift  # [n, N]
-    if lift.kind in ("identity", "hash"):
-        variance = lift.variance(inputs.noise.gaussian).to(inputs.wide) / inputs.temperature.square()
-        return variance if classes is None else variance[:, classes]
-    weight = lift.weight
-    centre = weight.mean(0, dtype=inputs.wide)
-    # ‖w − c‖² = ‖w‖² − 2 w·c + ‖c‖², without a copy of W.
-    norms = torch.linalg.vector_norm(weight, dim=1, dtype=inputs.wide).square()
-    norms = (norms - 2 * (weight @ centre.to(weight.dtype)).to(inputs.wide) + centre.square().sum()).clamp_(min=0)
-    norms = norms if classes is None else norms[classes]
-    return (variance.mean(-1, keepdim=True) / inputs.temperature.square()).to(inputs.wide) * norms
+    gaussian, lift = inputs.noise.gaussian, inputs.noise.lift
+    if rows is None:
+        return lift.variance(gaussian).to(inputs.wide) / inputs.temperature.square()
+    variance = gaussian.variance().mean(-1, keepdim=True) / (2 * inputs.temperature.square())
+    factors = gaussian.project(rows.axes.to(gaussian.dtype)).to(inputs.wide) / inputs.temperature  # [n, A, Q]
+    factors = factors * rows.deviations.unsqueeze(-1)
+    gram = power = factors @ factors.mT
+    for _ in range(3):  # the eighth power is nearly that of one direction
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=SMALLEST)[:, None, None]
+        power = power @ power
+    best = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None].expand(-1, power.shape[1], 1)
+    axis = torch.nn.functional.normalize(power.gather(2, best), dim=1)  # [n, A, 1]
+    size = (axis.mT @ gram @ axis).sqrt().squeeze(-1)  # [n, 1]
+    out = None if workspace is None else workspace.take("variance", inputs.batch * len(rows.places))
+    out = None if out is None else out.view(inputs.batch, -1)
+    along = torch.matmul(axis.squeeze(-1) * size / rows.deviations, rows.places.mT, out=out)  # [n, K]
+    return along.square_().addcmul_(variance.to(inputs.wide), rows.norms)
 
 
-def _reordered(inputs: Inputs, classes: Tensor) -> Tensor:
-    """`mean_logits` with the classes in another order, by way of W where that is the smaller of the two."""
-    mean = inputs.mean
-    if isinstance(mean, LinearMean) and mean.weight.numel() <= inputs.batch * inputs.num_classes:
-        bias = None if mean.bias is None else mean.bias[classes]
-        return mean_logits(replace(inputs, mean=LinearMean(mean.features, _rows_of(mean.weight, classes), bias)))
-    return mean_logits(inputs).index_select(1, classes)
+def squared_norms(weight: Tensor) -> Tensor:
+    """‖w_k − c‖² of the rows [K, D] relative to their mean c, which shifts all logits alike; without a copy of W."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    centre = weight.mean(0, dtype=wide)
+    norms = torch.linalg.vector_norm(weight, dim=1, dtype=wide).square()
+    return (norms - 2 * (weight @ centre.to(weight.dtype)).to(wide) + centre.square().sum()).clamp_(min=0)
 
 
 def factors_at(noise: GaussianNoise, lift: object, classes: Tensor) -> Tensor:
@@ -155,33 +167,30 @@ class Result(NamedTuple):
     trusted: Tensor  # [n], whether the estimated error is within the tolerance
 
 
-def top_classes(inputs: Inputs, link: Link, top_k: int, tolerance: float) -> Result:
+def top_classes(
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, rows: "Rows | None", workspace: Workspace
+) -> Result:
     """The most probable classes of a chunk of examples, where few candidates do; `trusted` says where."""
     draws = Draws.of(inputs)
     if link == "sigmoid":
-        return _top_labels(inputs, mean_logits(inputs), rough_variance(inputs), draws, top_k)
-    selection = Selection(inputs, top_k)
+        logits, variance = mean_logits(inputs), rough_variance(inputs, rows)
+        if rows is not None:
+            variance = rows.in_order(variance)
+        return _top_labels(inputs, logits, variance, draws, top_k)
+    selection = Selection(inputs, top_k, rows, workspace)
     result = _blank(selection.log_p, top_k)
     # Drawn classes that should do by the last estimate; infinite where these did, or none would.
-    needed = torch.where(SAFETY * SPREAD * selection.rest <= tolerance * DRAWN[0] ** 0.5, 0.0, 1.0)
-    for count, clustered in ((DRAWN[0], False), *((count, True) for count in DRAWN)):
-        if selection.clusters is not None and not clustered:
-            some = (needed == 0).nonzero().squeeze(-1)  # hardly anything is left to their clusters
-        else:
-            some = (needed <= count).nonzero().squeeze(-1)
-            clustered = selection.clusters is not None
-        rows = selection.likeliest.shape[1] + count
-        if not len(some) or rows > LARGEST_SHARE * inputs.num_classes:
+    needed = torch.zeros_like(selection.rest)
+    for count in DRAWN:
+        some = (needed <= count).nonzero().squeeze(-1)
+        candidates = selection.likeliest.shape[1] + count
+        if not len(some) or candidates > LARGEST_SHARE * inputs.num_classes:
             continue
-        if clustered and selection.means is None:
-            selection.add_means(inputs, needed.isfinite().nonzero().squeeze(-1))
-        size = max(1, BLOCK // ((rows + CLUSTERS) * max(inputs.noise_features, inputs.samples)))
+        size = max(1, BLOCK // ((candidates + CLUSTERS) * max(inputs.noise_features, inputs.samples // 2)))
         # Slices of a chunk that is still whole are not copied.
         groups = list(slices(len(needed), size)) if len(some) == len(needed) else some.split(size)
         for examples in groups:
-            needed[examples] = _sample(result, inputs, selection, draws, examples, count, tolerance, clustered)
-        if selection.clusters is not None and not clustered:
-            needed[some] = torch.where(result.trusted[some], torch.inf, 1.0)  # with clusters after all
+            needed[examples] = _sample(result, inputs, selection, draws, examples, count, tolerance, workspace)
     return result
 
 
@@ -192,25 +201,53 @@ def _blank(mean: Tensor, top_k: int) -> Result:
     return Result(mean.new_zeros(n, top_k), indices, entropy, expected, left_out, trusted)
 
 
-_known_clusters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+class Rows(NamedTuple):
+    """Rows of W in clusters of near ones, and what is known of them; in order, cluster after cluster."""
+
+    classes: Tensor  # [K′] ids; the last places of a cluster may have −1
+    num_clusters: int
+    norms: Tensor  # ‖w_k − c‖² [K′]
+    centre: Tensor  # c, the mean row, [D]
+    axes: Tensor  # principal axes of W, [A, D]
+    places: Tensor  # (w_k − c) · axes, [K′, A]
+    deviations: Tensor  # of the places, [A]
+    whole: Tensor | None  # the rows, [K′, D]; None for too many numbers
+
+    @property
+    def coordinates(self) -> Tensor:
+        """What means of clusters are computed of, [K′, D or A]."""
+        return self.places if self.whole is None else self.whole
+
+    def in_order(self, values: Tensor) -> Tensor:
+        """Return values [n, K′] of places as those of the classes, [n, K]."""
+        real = self.classes >= 0
+        return values[:, real.nonzero().squeeze(-1)[self.classes[real].argsort()]]
 
 
-def clusters_of(weight: Tensor) -> Tensor | None:
-    """Classes in clusters of near rows of W, [M, C]; −1 fills up the last places. None for too few classes.
+_known_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def rows_of(inputs: Inputs) -> Rows | None:
+    """Return the rows that noise goes through in clusters; None for noise on the logits or too few classes.
 
     They are made from W alone, so that no example's prediction depends on others, and kept while W stays as it is.
     """
+    assert inputs.noise is not None
+    lift = inputs.noise.lift
+    if lift.kind not in ("classifier", "projection"):
+        return None
+    weight = lift.weight
     levels = min(CLUSTERS, len(weight) // CLUSTER_SIZE).bit_length() - 1
     if levels < 1:
         return None
     version = -1 if weight.is_inference() else weight._version
-    known = _known_clusters.get(weight)
+    known = _known_rows.get(weight)
     if known is None or known[0] != version or version < 0:
-        known = _known_clusters[weight] = version, _clusters(weight.detach(), levels)
+        known = _known_rows[weight] = version, _rows_in_clusters(weight.detach(), levels)
     return known[1]
 
 
-def _clusters(weight: Tensor, levels: int) -> Tensor:
+def _rows_in_clusters(weight: Tensor, levels: int) -> Rows:
     """Cut the classes in halves `levels` times, each part along the axis on which its rows differ most."""
     K, D = weight.shape
     wide = torch.promote_types(weight.dtype, torch.float32)
@@ -220,6 +257,7 @@ def _clusters(weight: Tensor, levels: int) -> Tensor:
         seen = (weight @ axes.to(weight.dtype)).to(wide)
         axes = torch.linalg.qr((weight.mT @ (seen - seen.mean(0)).to(weight.dtype)).to(wide)).Q
     places = (weight @ axes.to(weight.dtype)).to(wide)
+    places -= places.mean(0)
     # The first classes stand twice where halves would not be whole.
     parts = torch.arange(-(-K >> levels) << levels, device=weight.device).unsqueeze(0)  # [parts, classes]
     for _ in range(levels):
@@ -227,113 +265,164 @@ def _clusters(weight: Tensor, levels: int) -> Tensor:
         axis = there.var(1).argmax(-1)[:, None, None].expand(-1, parts.shape[1], 1)
         order = there.gather(2, axis).squeeze(-1).argsort(dim=1, stable=True)
         parts = parts.gather(1, order).view(2 * len(parts), -1)
-    return torch.where(parts < K, parts, -1)
+    classes = torch.where(parts < K, parts, -1).flatten()
+    known = classes.clamp(min=0)
+    norms, centre = squared_norms(weight)[known], weight.mean(0, dtype=wide)
+    whole = weight.to(wide)[known] if weight.numel() <= WHOLE_ROWS else None
+    deviations = places.std(0).clamp(min=SMALLEST)
+    return Rows(classes, len(parts), norms, centre, axes.mT.contiguous(), places[known], deviations, whole)
 
 
 class Selection:
     """Which classes of each example see the noise; the columns of all tensors are places, cluster after cluster."""
 
-    def __init__(self, inputs: Inputs, top_k: int):
+    def __init__(self, inputs: Inputs, top_k: int, rows: Rows | None, workspace: Workspace):
         assert inputs.noise is not None
-        lift = inputs.noise.lift
-        rows = lift.weight if lift.kind in ("classifier", "projection") else None
-        self.clusters = clusters = None if rows is None else clusters_of(rows)
-        if clusters is None:
+        self.rows = rows
+        if rows is None:
             self.classes = torch.arange(inputs.num_classes, device=inputs.temperature.device)
-            logits, half = mean_logits(inputs), rough_variance(inputs)
+            logits, score = mean_logits(inputs), rough_variance(inputs)
         else:
-            self.classes = clusters.flatten().clamp(min=0)
-            logits, half = _reordered(inputs, self.classes), rough_variance(inputs, self.classes)
-            if len(self.classes) > inputs.num_classes:
-                logits[:, (clusters < 0).flatten()] = -torch.inf
-        self.log_p = logits.sub_(logits.logsumexp(-1, keepdim=True)).clamp_(min=LEAST)
-        score = half.clamp_(max=2 * LARGEST_VARIANCE).mul_(0.5).add_(self.log_p)
-        self.likeliest = score.topk(max(LIKELIEST, 4 * top_k)).indices  # [n, C]
-        self.tail = self.log_p.exp().scatter_(1, self.likeliest, 0.0)  # p of all others
-        self.rest = self.tail.sum(-1)
-        self.q = score.exp_().scatter_(1, self.likeliest, 0.0)
-        self.sums = self.q.cumsum(-1)
-        shape = (inputs.batch, 1 if clusters is None else len(clusters), -1)
-        self.entropies = -(self.tail * self.log_p).view(shape).sum(-1)  # of each cluster, [n, M]
+            self.classes = rows.classes.clamp(min=0)
+            logits, score = _reordered(inputs, rows, self.classes, workspace), rough_variance(inputs, rows, workspace)
+        logits.sub_(logits.amax(-1, keepdim=True))
+        p = torch.exp(logits, out=_like(logits, "probabilities", workspace))
+        total = p.sum(-1, keepdim=True)
+        self.log_p = logits.sub_(total.log()).clamp_(min=LEAST)
+        self.tail = p.div_(total)  # p of all but the likeliest
+        self.score = score.clamp_(max=LARGEST_LIFT).mul_(0.5).add_(self.log_p)
+        self.likeliest = largest(score, max(LIKELIEST, 4 * top_k))  # [n, C]
+        self.tail.scatter_(1, self.likeliest, 0.0)
+        shape = (inputs.batch, 1 if rows is None else rows.num_clusters, -1)
+        scratch = _like(logits, "sums", workspace)
+        self.entropies = -torch.mul(self.tail, self.log_p, out=scratch).view(shape).sum(-1)  # of each cluster, [n, M]
+        self.sums = torch.exp(score, out=scratch).scatter_(1, self.likeliest, 0.0)
+        torch.cumsum(self.sums, -1, out=self.sums)
         self.mass = self.tail.view(shape).sum(-1)  # P_c, [n, M]
-        self.means, self.places = None, None  # P_c m_c of some examples, [w, M, D], and the place of each, [n]
-
-    def add_means(self, inputs: Inputs, examples: Tensor) -> None:
-        """Compute the mean rows of the clusters for some examples, by blocks of clusters, each a gather of rows."""
-        assert inputs.noise is not None
-        assert self.clusters is not None
-        rows, tail = inputs.noise.lift.weight, self.tail
-        if len(examples) < len(tail):
-            self.places = torch.zeros(len(tail), dtype=torch.int64, device=tail.device)
-            self.places[examples] = torch.arange(len(examples), device=tail.device)
-            tail = tail.index_select(0, examples)
-        size = max(1, BLOCK // (self.clusters.shape[1] * max(rows.shape[1], len(tail))))
-        tails = tail.view(len(tail), len(self.clusters), -1).transpose(0, 1).to(rows.dtype)
-        chosen = self.classes.view(self.clusters.shape)
-        parts = [torch.bmm(tails[some], _rows_of(rows, chosen[some])) for some in slices(len(chosen), size)]
-        self.means = torch.cat(parts).transpose(0, 1)
-
-    def means_of(self, examples: Examples) -> Tensor:
-        """P_c m_c of some of these examples, [g, M, D]."""
-        assert self.means is not None
-        return _of(self.means, examples if self.places is None else self.places[examples])
+        self.rest = self.mass.sum(-1)
+        self.means = None  # the coordinates of m_c, [n, M, A]
+        if rows is not None:
+            tails = self.tail.view(shape).transpose(0, 1)
+            means = torch.bmm(tails, rows.coordinates.to(tails.dtype).view(shape[1], -1, rows.coordinates.shape[1]))
+            self.means = means.transpose(0, 1) / self.mass.clamp(min=SMALLEST).unsqueeze(-1)
 
     def draw(self, examples: Examples, count: int) -> tuple[Tensor, Tensor]:
         """Places of drawn classes [g, T] by systematic sampling of the sums of q, and what each stands for [g, T]."""
         sums = _of(self.sums, examples)
         steps = (torch.arange(count, device=sums.device, dtype=sums.dtype) + 0.5) / count
         places = torch.searchsorted(sums, steps * sums[:, -1:]).clamp_(max=sums.shape[1] - 1)
-        q = _of(self.q, examples).gather(1, places)
-        stands_for = torch.where(q > 0, _of(self.tail, examples).gather(1, places) / q, 0.0)
+        # p / q, and 0 for the likeliest.
+        difference = (_of(self.log_p, examples).gather(1, places) - _of(self.score, examples).gather(1, places)).exp()
+        stands_for = torch.where(_of(self.tail, examples).gather(1, places) > 0, difference, 0.0)
         total = stands_for.sum(-1, keepdim=True).clamp(min=SMALLEST)
         return places, stands_for * (self.rest[examples].unsqueeze(-1) / total)
 
 
+def _like(values: Tensor, name: str, workspace: Workspace) -> Tensor:
+    """Memory of the workspace, shaped like values."""
+    return workspace.take(name, values.numel()).view(values.shape)
+
+
+def _reordered(inputs: Inputs, rows: Rows, classes: Tensor, workspace: Workspace) -> Tensor:
+    """`mean_logits` with the classes in the order of the rows, and −∞ at places without one."""
+    mean = inputs.mean
+    assert inputs.noise is not None
+    out = workspace.take("logits", inputs.batch * len(classes)).view(inputs.batch, -1)
+    if rows.whole is not None and isinstance(mean, LinearMean) and inputs.noise.lift.kind == "classifier":
+        bias = None if mean.bias is None else mean.bias[classes]
+        weight = rows.whole.to(mean.weight.dtype)
+        logits = mean_logits(replace(inputs, mean=LinearMean(mean.features, weight, bias)), out)
+    else:
+        logits = torch.index_select(mean_logits(inputs), 1, classes, out=out)
+    if len(classes) > inputs.num_classes:
+        logits.masked_fill_(rows.classes < 0, -torch.inf)
+    return logits
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """The places of the largest values [n, K], [n, count] in no order: first blocks of places, then those in them."""
+    n, K = values.shape
+    blocks = K // FOLD
+    if K % FOLD or blocks <= 2 * count:
+        return values.topk(count, sorted=False).indices
+    folded = values.view(n, FOLD, blocks)
+    block = folded.amax(1).topk(count, sorted=False).indices  # each of the largest is in one of these
+    places = (block.unsqueeze(1) + torch.arange(0, K, blocks, device=values.device).view(-1, 1)).flatten(1)
+    return places.gather(1, values.gather(1, places).topk(count, sorted=False).indices)
+
+
+class Noise:
+    """The noise of a group of examples, sampled: rows of W [g, k, N] → [g, k, S or S/2]."""
+
+    def __init__(self, gaussian: GaussianNoise, draws: Draws, wide: torch.dtype):
+        self.gaussian, self.draws, self.wide = gaussian, draws, wide
+        N, Q, S = gaussian.features, gaussian.size, draws.z.shape[-2]
+        # What the normals make of the noise space once, or of the rows in it first.
+        self.direct = N * S <= DIRECT * Q * (N + S)
+        self.space = gaussian.draw(draws.z.to(gaussian.dtype)) if self.direct else gaussian.basis()  # [g, S or Q, N]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """n of rows [g, k, N], or [k, N] of all."""
+        projected = (rows.to(self.space.dtype) @ self.space.mT).to(self.wide)
+        return projected if self.direct else self.draws.noise(projected)
+
+
 def _sample(
     result: Result, inputs: Inputs, selection: Selection, draws: Draws, examples: Examples, count: int,
-    tolerance: float, clustered: bool,
+    tolerance: float, workspace: Workspace,
 ) -> Tensor:  # fmt: skip
     """Sample the likeliest and some drawn classes of a group [g], write what comes of it into the result, and return
     how many drawn classes should do [g]: infinitely many where these did, or where no number would."""
     assert inputs.noise is not None
     likeliest, (drawn, weight) = selection.likeliest[examples], selection.draw(examples, count)
-    C, rest = likeliest.shape[1], selection.rest[examples]
+    C, rest, rows = likeliest.shape[1], selection.rest[examples], selection.rows
     places = torch.cat((likeliest, drawn), 1)
     log_p, classes = _of(selection.log_p, examples).gather(1, places), selection.classes[places]
     noise, normals = inputs.noise.of_examples(examples), draws.of_examples(examples)
-    own, cluster, mass = log_p[:, :C].exp(), None, selection.mass[examples]
-    if not clustered:
-        factors, centres = factors_at(noise.gaussian, noise.lift, classes).to(inputs.wide), None  # [g, C + T, Q]
+    own, cluster = log_p[:, :C].exp(), None
+    if rows is None or selection.means is None:
+        values = normals.noise(factors_at(noise.gaussian, noise.lift, classes).to(inputs.wide))  # [g, C + T, S or S/2]
     else:
-        basis = noise.gaussian.basis()
-        factors = (_rows_of(noise.lift.weight, classes).to(basis.dtype) @ basis.mT).to(inputs.wide)
-        centres = (selection.means_of(examples).to(basis.dtype) @ basis.mT).to(inputs.wide)  # [g, M, Q]
-        centres = centres / mass.clamp(min=SMALLEST).unsqueeze(-1)
+        seen = Noise(noise.gaussian, normals, inputs.wide)
+        means, mass = _of(selection.means, examples), _of(selection.mass, examples)
+        of_drawn = drawn // (selection.log_p.shape[1] // rows.num_clusters)
+        if rows.whole is not None:
+            values, centres = seen.of(_rows_at(rows.whole, places)), seen.of(means)
+            at_drawn = _rows_in(centres, of_drawn)
+            beside = values[:, C:] - at_drawn
+        else:
+            values = seen.of(_rows_at(noise.lift.weight, classes))
+            along = seen.of(torch.cat((rows.centre.unsqueeze(0), rows.axes)))  # [g, 1 + A, S or S/2]
+            centres = torch.baddbmm(along[:, :1], means, along[:, 1:])
+            at_drawn = _rows_in(centres, of_drawn)
+            beside = torch.bmm(_rows_at(rows.places, drawn) - _rows_in(means, of_drawn), along[:, 1:])
+        entropies = _of(selection.entropies, examples)
+        cluster = Clustered(mass, entropies, centres, at_drawn, beside, of_drawn)
     # Relative to the likeliest classes: what moves all logits alike moves no probability.
-    middle = (own.unsqueeze(1) @ factors[:, :C]) / own.sum(-1).clamp(min=SMALLEST)[:, None, None]
-    spread = factors[:, C:] - middle
-    if centres is not None:
-        cluster = Clustered(drawn // (selection.q.shape[1] // mass.shape[1]), mass, normals.noise(centres - middle))
-        spread = factors[:, C:] - centres.gather(1, _rows(cluster.places, factors.shape[-1]))
-    sampled = Sampled(normals.noise(factors - middle), draws.paired, own, weight, cluster)
-    log_probs = log_p + sampled.ratio().log()  # log p̄ of every class that was looked at
-    values, order = log_probs[:, :C].topk(result.indices.shape[1])
-    variance = spread.square().sum(-1) / inputs.temperature.square()  # [g, T]
+    middle = torch.bmm(own.unsqueeze(1), values[:, :C]).div_(own.sum(-1).clamp(min=SMALLEST)[:, None, None])
+    values -= middle
+    if cluster is not None:
+        cluster = cluster._replace(noise=cluster.noise - middle, at_drawn=cluster.at_drawn - middle)
+    sampled = Sampled(values, draws.paired, log_p, own, weight, cluster, workspace)
+    log_probs = log_p + sampled.ratio.log()  # log p̄ of every class that was looked at
+    top, order = log_probs[:, :C].topk(result.indices.shape[1])
+    spread = values[:, C:] if cluster is None else values[:, C:] - cluster.at_drawn
+    variance = spread.square().mean(-1)  # [g, T]
     mean_variance = (variance * weight).sum(-1) / rest.clamp(min=SMALLEST)
-    error = _error(sampled.effect(order, log_p), weight, rest, mean_variance, values, cluster is not None)
+    error = _error(sampled.effect(order), weight, rest, mean_variance, top, cluster is not None)
     # How far noise may lift others whose probabilities underflow.
     largest, least = variance.amax(-1), inputs.num_classes * torch.finfo(rest.dtype).tiny
     lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
     calm = ((rest > 0) | (lifted <= tolerance / 10)) & (mean_variance <= LARGEST_VARIANCE) & sampled.finite
-    calm &= log_probs[:, C:].amax(-1) <= values[:, -1]
+    calm &= log_probs[:, C:].amax(-1) <= top[:, -1]
     trusted = calm & (error <= tolerance)
     # Entropies of the tail without noise are exact; a drawn class says how noise changes that of those like it.
     probs, before = log_probs.exp(), log_p[:, C:].exp()
     changes = (torch.special.entr(probs[:, C:]) - torch.special.entr(before)) / before.clamp(min=SMALLEST)
-    entropies = selection.entropies[examples]
-    entropy = torch.special.entr(probs[:, :C]).sum(-1) + entropies.sum(-1) + (weight * changes).sum(-1)
+    entropies = selection.entropies[examples].sum(-1)
+    entropy = torch.special.entr(probs[:, :C]).sum(-1) + entropies + (weight * changes).sum(-1)
     left_out = (1 - probs[:, :C].sum(-1)).clamp_(min=0)
-    new = (values, classes.gather(-1, order), entropy, sampled.entropy(log_p, entropies), left_out, trusted)
+    new = (top, classes.gather(-1, order), entropy, sampled.entropy, left_out, trusted)
     for column, value in zip(result, new, strict=True):
         column[examples] = value
     return torch.where(calm & ~trusted, count * (error / tolerance).square(), torch.inf)
@@ -344,106 +433,93 @@ def _of(values: Tensor, examples: Examples) -> Tensor:
     return values[examples] if isinstance(examples, slice) else values.index_select(0, examples)
 
 
-def _rows_of(weight: Tensor, classes: Tensor) -> Tensor:
-    """Rows of W [..., D] of classes [...]."""
-    return weight.index_select(0, classes.flatten()).view(*classes.shape, weight.shape[1])
+def _rows_at(weight: Tensor, places: Tensor) -> Tensor:
+    """Rows [..., D] of a matrix [K, D] at places [...]."""
+    return weight.index_select(0, places.flatten()).view(*places.shape, weight.shape[1])
 
 
-def _rows(index: Tensor, width: int) -> Tensor:
-    """An index [g, T] for whole rows, [g, T, width]."""
-    return index.unsqueeze(-1).expand(-1, -1, width)
+def _rows_in(values: Tensor, places: Tensor) -> Tensor:
+    """Rows [g, t, s] of values [g, k, s] at places [g, t]; rows are selected faster than numbers gathered."""
+    start = torch.arange(0, values.shape[0] * values.shape[1], values.shape[1], device=places.device)
+    return _rows_at(values.flatten(0, 1), places + start.unsqueeze(-1))
 
 
 class Clustered(NamedTuple):
     """The clusters of a group."""
 
-    places: Tensor  # cluster of each drawn class, [g, T]
     mass: Tensor  # P_c, [g, M]
+    entropies: Tensor  # −Σ p log p, [g, M]
     noise: Tensor  # m_c · h_s, [g, M, S or S/2]
-
-
-class Half(NamedTuple):
-    """The samples, or the negatives of all of them."""
-
-    sign: int
-    exponentials: Tensor  # exp(n_sk), [g, C + T, S or S/2]
-    clusters: Tensor | None  # exp(m_c · h_s), [g, M, S or S/2]
-    model: Tensor | None  # that of the cluster of each drawn class, [g, T, S or S/2]
-    beyond: Tensor  # what the drawn classes have beyond the model, likewise
-    total: Tensor  # Z_s, [g, S or S/2]
+    at_drawn: Tensor  # that of the cluster of each drawn class, [g, T, S or S/2]
+    beside: Tensor  # what is known of (w_k − m_c) · h_s of drawn classes, and cancels in the mean, likewise
+    of_drawn: Tensor  # the cluster of each drawn class, [g, T]
 
 
 class Sampled:
-    """exp(n_sk) of the classes and clusters of a group, and Z_s: of samples s, and of their negatives in pairs.
+    """Means over the samples, and their negatives if `paired`, of a group of examples.
 
     Args:
-        noise: of the likeliest classes and the drawn ones, [g, C + T, S or S/2]
-        paired: whether the negatives of the samples belong to them.
+        noise: n of the likeliest classes and the drawn ones, [g, C + T, S or S/2]
+        log_p: of all of them, [g, C + T]
         own: p of the likeliest classes, [g, C]
         weight: of the drawn ones, what each stands for, [g, T]
         clustered: the clusters that all classes but the likeliest are in, if they are.
+
+    Attributes:
+        ratio: p̄_k / p_k = mean_s exp(n_sk) / Z_s, [g, C + T]
+        entropy: mean over the samples of −Σ_k p_sk log p_sk, [g]
+        finite: whether all of it is far within float32, [g]
     """
 
-    def __init__(self, noise: Tensor, paired: bool, own: Tensor, weight: Tensor, clustered: Clustered | None):
-        self.noise, self.own, self.weight, self.clustered = noise, own, weight, clustered
-        self.centre = None  # noise of the cluster of each drawn class
-        exponentials, clusters, extremes = noise.exp(), None, [noise.flatten(1).aminmax(dim=1)]
-        if clustered is not None:
-            self.centre = clustered.noise.gather(1, _rows(clustered.places, noise.shape[-1]))
-            clusters = clustered.noise.exp()
-            extremes.append(clustered.noise.flatten(1).aminmax(dim=1))
-        self.halves = [self._half(1, exponentials, clusters)]
-        if paired:
-            self.halves += [
-                self._half(-1, exponentials.reciprocal(), None if clusters is None else clusters.reciprocal())
-            ]
-        self.samples = noise.shape[-1] * len(self.halves)
-        self.finite = torch.stack([half.total.amin(-1) for half in self.halves]).amin(0) > 0
-        for least, largest in extremes:
-            self.finite &= (least >= -LARGEST_NOISE) & (largest <= LARGEST_NOISE)
+    def __init__(
+        self, noise: Tensor, paired: bool, log_p: Tensor, own: Tensor, weight: Tensor, clustered: Clustered | None,
+        workspace: Workspace,
+    ):  # fmt: skip
+        C, self.samples = own.shape[1], noise.shape[-1] * (2 if paired else 1)
+        self.log_p = log_p
+        whole = torch.cat((own, weight), 1)
+        both = torch.stack((whole, whole * log_p), 1)  # [g, 2, C + T]
+        up = torch.exp(noise, out=_like(noise, "up", workspace))
+        scratch = _like(noise, "scratch", workspace)
+        clusters = None if clustered is None else clustered.noise.exp()
+        self.halves: list[tuple[Tensor, Tensor, Tensor]] = []  # exp(n), 1 / Z, beyond the model of the clusters
+        ratio, entropy, self.finite = 0.0, 0.0, own[:, 0] >= 0
+        for sign in (1, -1) if paired else (1,):
+            if sign < 0:
+                up = torch.reciprocal(up, out=_like(up, "down", workspace))
+                clusters = None if clusters is None else clusters.reciprocal()
+            sums = torch.bmm(both, up)  # Σ p exp(n) and Σ p log p exp(n), [g, 2, S or S/2]
+            total = sums[:, 0]
+            # Σ p_k exp(n_k) (log p_k + n_k)
+            moved = sums[:, 1] + sign * _sum(whole, torch.mul(up, noise, out=scratch))
+            beyond = up[:, C:]
+            if clustered is not None and clusters is not None:
+                model = _rows_in(clusters, clustered.of_drawn)
+                # exp(n) − model (1 + n − centre)
+                beyond = torch.addcmul(beyond - model, model, clustered.beside, value=-sign)
+                rows = torch.stack((clustered.mass, clustered.entropies), 1)
+                means = torch.bmm(rows, clusters)
+                moved = moved - means[:, 1] + sign * _sum(clustered.mass, clusters * clustered.noise)
+                moved = moved - _sum(both[:, 1, C:], model) - sign * _sum(weight, model * clustered.at_drawn)
+                total = _sum(own, up[:, :C]) + means[:, 0] + _sum(weight, beyond)
+            inverse = total.reciprocal()
+            ratio = ratio + torch.bmm(inverse.unsqueeze(1), up.mT).squeeze(1)
+            entropy = entropy + (total.log() - moved * inverse).sum(-1)
+            least, largest = total.amin(-1), total.amax(-1)
+            self.finite = self.finite & (least > 1 / LARGEST_SUM) & (largest < LARGEST_SUM)
+            self.halves.append((up, inverse, beyond))
+        assert isinstance(ratio, Tensor)
+        self.ratio, self.entropy = ratio / self.samples, entropy / self.samples
 
-    def _half(self, sign: int, exponentials: Tensor, clusters: Tensor | None) -> Half:
-        C = self.own.shape[1]
-        beyond, model, total = exponentials[:, C:], None, _sum(self.own, exponentials[:, :C])
-        if clusters is not None and self.clustered is not None and self.centre is not None:
-            model = clusters.gather(1, _rows(self.clustered.places, clusters.shape[-1]))
-            # exp(n) − model (1 + n − centre)
-            beyond = beyond - torch.addcmul(model, model, self.noise[:, C:] - self.centre, value=sign)
-            total = total + _sum(self.clustered.mass, clusters)
-        return Half(sign, exponentials, clusters, model, beyond, total + _sum(self.weight, beyond))
-
-    def ratio(self) -> Tensor:
-        """mean_s exp(n_sk) / Z_s, [g, C + T]: p̄_k / p_k."""
-        parts = [torch.bmm(half.exponentials, 1 / half.total.unsqueeze(-1)) for half in self.halves]
-        return torch.stack(parts).sum(0).squeeze(-1) / self.samples
-
-    def effect(self, places: Tensor, log_p: Tensor) -> Tensor:
+    def effect(self, places: Tensor) -> Tensor:
         """What a little more of each drawn class in Z_s does to the probabilities of some, [g, k, T] for places [g, k]:
         mean_s p_sk / Z_s times what the class has beyond the model."""
-        index = _rows(places, self.noise.shape[-1])
-        scale = log_p.gather(-1, places).exp().unsqueeze(-1) / self.samples
+        scale = self.log_p.gather(-1, places).exp().unsqueeze(-1) / self.samples
         parts = [
-            torch.bmm(half.exponentials.gather(1, index) * scale / half.total.square().unsqueeze(1), half.beyond.mT)
-            for half in self.halves
+            torch.bmm(_rows_in(up, places) * scale * inverse.square().unsqueeze(1), beyond.mT)
+            for up, inverse, beyond in self.halves
         ]
         return torch.stack(parts).sum(0)
-
-    def entropy(self, log_p: Tensor, entropies: Tensor) -> Tensor:
-        """The mean over the samples of −Σ_k p_sk log p_sk = log Z_s − Σ_k p_sk (log p_k + n_sk), [g].
-
-        log_p [g, C + T] of the classes, and −Σ p log p of each cluster [g, M].
-        """
-        weight = torch.cat((self.own, self.weight), 1)
-        surprise, drawn = weight * log_p, slice(self.own.shape[1], None)
-        parts = []
-        for sign, exponentials, clusters, model, _, normaliser in self.halves:
-            total = _sum(surprise, exponentials) + sign * _sum(weight, exponentials * self.noise)
-            if clusters is not None and model is not None and self.clustered is not None and self.centre is not None:
-                moved = _sum(self.clustered.mass, clusters * self.clustered.noise)
-                moved = moved - _sum(self.weight, model * self.centre)
-                total = total + sign * moved - _sum(entropies, clusters) - _sum(surprise[:, drawn], model)
-            parts.append((normaliser.log() - total / normaliser).sum(-1))
-        return torch.stack(parts).sum(0) / self.samples
 
 
 def _sum(weight: Tensor, values: Tensor) -> Tensor:
@@ -468,7 +544,8 @@ def _error(effect: Tensor, weight: Tensor, rest: Tensor, variance: Tensor, value
         alone = (2 * variance).exp() + 1 + variance - 2 * (variance / 2).exp() * (1 + variance)
     alone = alone.clamp(min=0) / count
     # The reciprocal of an uncertain Z_s is on average too large.
-    return SAFETY * spread.maximum(FLOOR * values.exp().sum(-1) * rest * alone.sqrt()) + rest.square() * alone
+    safety = SAFETY * (1 + UNSURE / count**0.5)
+    return safety * spread.maximum(FLOOR * values.exp().sum(-1) * rest * alone.sqrt()) + rest.square() * alone
 
 
 def _top_labels(inputs: Inputs, mean: Tensor, variance: Tensor, draws: Draws, top_k: int) -> Result:

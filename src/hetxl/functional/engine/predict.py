@@ -12,7 +12,7 @@ from hetxl.functional.distribution import LogitDistribution, Order
 from hetxl.functional.engine import candidates, pilots
 from hetxl.functional.engine.blocked import Evaluation, mixing_of
 from hetxl.functional.engine.inputs import Inputs, batch_shape_of, gather_inputs
-from hetxl.functional.engine.logit_rows import Context, row_block
+from hetxl.functional.engine.logit_rows import Context, Workspace, row_block
 from hetxl.functional.engine.operators import named, operator, put_together, take_apart
 from hetxl.functional.engine.plan import DEFAULT_BUDGET, choose_impl, plan_for
 from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
@@ -142,10 +142,11 @@ def _chunks(
     """The batch in chunks, so that with top_k no [B, K] tensor exists: the five columns of a `Summary` for each."""
     few = method == "mc" and top_k is not None and tolerance > 0 and candidates.applies(inputs, top_k)
     # The mean logits of a chunk and a few tensors like them; more rows at a time gain nothing.
-    size = max(1, min(inputs.batch, 256 if few else 64, budget // (32 * inputs.num_classes)))
+    size = max(1, min(inputs.batch, 64, budget // (32 * inputs.num_classes)))
+    shared = (candidates.rows_of(inputs) if few else None, Workspace(inputs.temperature))
     for chunk in map(inputs.of_examples, slices(inputs.batch, size)):
         if few and top_k is not None:
-            yield _by_candidates(chunk, link, top_k, tolerance, order, budget)
+            yield _by_candidates(chunk, link, top_k, tolerance, order, budget, *shared)
             continue
         log_probs, *entropies = _whole(chunk, link, method, order, budget)
         yield *((log_probs, None) if top_k is None else log_probs.topk(top_k)), *entropies, None
@@ -184,10 +185,11 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
 
 
 def _by_candidates(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
-) -> tuple[Tensor, ...]:
+    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int,
+    rows: candidates.Rows | None, workspace: Workspace,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The top classes of a chunk: from few candidates, or where those do not do from samples of all classes."""
-    *columns, trusted = candidates.top_classes(inputs, link, top_k, tolerance)
+    *columns, trusted = candidates.top_classes(inputs, link, top_k, tolerance, rows, workspace)
     waiting = (~trusted).nonzero().squeeze(-1)
     # Pilots see all classes: that pays beside very many samples.
     pays = inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hetxl import HetXLHead
 from hetxl.functional.engine import candidates
 from hetxl.functional.engine.inputs import gather_inputs
+from hetxl.functional.engine.logit_rows import Workspace
 from hetxl.functional.engine.predict import TOLERANCE
 from support.cases import make, normals
 
@@ -85,16 +86,23 @@ def test_draws_that_are_no_pairs_or_each_example_has_its_own():
         assert total_variation(few, whole).max() <= WORST
 
 
-def test_the_rough_variance_is_that_of_isotropic_noise():
+def test_the_rough_variance_ranks_classes_like_the_exact_one():
+    """Noise that moves the classes along one axis, beside isotropic noise."""
     head, features = trained_like(noise=0.5)
+    with torch.no_grad():
+        weight = head.get_parameter("classifier.weight")
+        weight.mul_(0.6 ** torch.arange(D))
+        weight.sub_(weight.mean(0))
     inputs = inputs_of(head, features)
-    rough, exact = candidates.rough_variance(inputs), head.logit_distribution(features).variance
-    weight = head.get_parameter("classifier.weight")
-    norms = (weight - weight.mean(0)).square().sum(-1)
-    assert head.covariance is not None
-    mean = head.covariance(features).variance().mean(-1, keepdim=True)
-    torch.testing.assert_close(rough, norms * mean)
-    assert 0.5 < float((rough.mean() / exact.mean()).detach()) < 2
+    rows = candidates.rows_of(inputs)
+    assert rows is not None
+    rough = rows.in_order(candidates.rough_variance(inputs, rows)).detach()
+    exact = head.logit_distribution(features).variance.detach()
+    assert 0.5 < float(rough.mean() / exact.mean()) < 2
+    both = torch.stack((rough, exact)).log()
+    both = both - both.mean(-1, keepdim=True)
+    correlation = (both[0] * both[1]).sum(-1) / both.norm(dim=-1).prod(0)
+    assert correlation.mean() > 0.8
     het, features = trained_like(noise=0.5, variant="het-h", temperature=0.5)
     torch.testing.assert_close(
         candidates.rough_variance(inputs_of(het, features)), het.logit_distribution(features).variance / 0.25
@@ -114,22 +122,55 @@ def test_factors_at_some_classes_are_those_of_the_lifted_basis():
 
 @pytest.mark.parametrize("classes", [K, K + 37])
 def test_clusters_hold_each_class_once_and_near_rows(classes):
-    weight = torch.randn(classes, D) * 0.6 ** torch.arange(D)
-    clusters = candidates.clusters_of(weight)
-    assert clusters is not None
-    assert torch.equal(clusters[clusters >= 0].sort().values, torch.arange(classes))
-    assert candidates.clusters_of(weight) is clusters
-    rows = weight[clusters.clamp(min=0)]
-    assert rows.var(1).sum(-1).mean() < 0.5 * weight.var(0).sum()
-    weight.mul_(-1).add_(torch.randn(classes, D))  # changed in place, they are made anew
-    assert not torch.equal(candidates.clusters_of(weight), clusters)
+    head = HetXLHead(D, classes, rank=2).eval()
+    weight = head.get_parameter("classifier.weight").detach()
+    weight.copy_(torch.randn(classes, D) * 0.6 ** torch.arange(D))
+    inputs = inputs_of(head, torch.randn(2, D))
+    rows = candidates.rows_of(inputs)
+    assert rows is not None
+    assert torch.equal(rows.classes[rows.classes >= 0].sort().values, torch.arange(classes))
+    ids = torch.arange(classes, dtype=torch.float32).expand(2, -1)
+    assert torch.equal(rows.in_order(rows.classes.expand(2, -1).float()), ids)
+    assert candidates.rows_of(inputs) is rows
+    clustered = weight[rows.classes.clamp(min=0)].view(rows.num_clusters, -1, D)
+    assert clustered.var(1).sum(-1).mean() < 0.5 * weight.var(0).sum()
+    with torch.no_grad():  # changed in place, they are made anew
+        head.get_parameter("classifier.weight").mul_(-1).add_(torch.randn(classes, D))
+    changed = candidates.rows_of(inputs_of(head, torch.randn(2, D)))
+    assert changed is not None
+    assert not torch.equal(changed.classes, rows.classes)
+
+
+@pytest.mark.parametrize("variant", ["het-xl", "het-xl-own"])
+@pytest.mark.parametrize("classes", [K, K + 37])
+def test_rows_known_along_their_principal_axes_alone_do_as_well(monkeypatch, variant, classes):
+    monkeypatch.setattr(candidates, "WHOLE_ROWS", 0)
+    monkeypatch.setattr(candidates, "AXES", 8)
+    torch.manual_seed(0)
+    head = make(variant, D, classes, dtype=torch.float32, rank=4, noise_init=0.1).eval()
+    with torch.no_grad():
+        head.get_parameter("classifier.weight").normal_()
+    features = head.get_parameter("classifier.weight").detach()[:24] * 12 / D + 0.3 * torch.randn(24, D)
+    few, whole = head.predict(features, top_k=5), head.predict(features)
+    assert total_variation(few, whole).max() <= WORST
+    assert (few.left_out > 0).any()
+    torch.testing.assert_close(few.entropy, whole.entropy, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(few.expected_entropy, whole.expected_entropy, rtol=0.05, atol=0.05)
+
+
+def test_the_largest_of_many_are_those_of_a_sort():
+    values = torch.randn(5, 4096)
+    places = candidates.largest(values, 100)
+    torch.testing.assert_close(values.gather(1, places).sort(descending=True).values, values.topk(100).values)
 
 
 @pytest.mark.parametrize("variant", ["het-xl", "het-xl-own", "het"])
+@torch.no_grad()
 def test_a_selection_weighs_as_much_as_all_classes(variant):
     head, features = trained_like(noise=0.1, variant=variant)
     inputs = inputs_of(head, features)
-    selection = candidates.Selection(inputs, 5)
+    rows = candidates.rows_of(inputs)
+    selection = candidates.Selection(inputs, 5, rows, Workspace(torch.zeros(())))
     probs = candidates.mean_logits(inputs).softmax(-1)
     own = selection.classes[selection.likeliest]
     tail = probs.scatter(1, own, 0.0)
@@ -142,17 +183,16 @@ def test_a_selection_weighs_as_much_as_all_classes(variant):
     torch.testing.assert_close(weight.sum(-1), selection.rest[some])
     assert (tail[some].gather(1, selection.classes[places]) > 0).all()
     assert inputs.noise is not None
-    if variant == "het":
-        assert selection.clusters is None
+    if rows is None:
+        assert variant == "het"
         return
-    selection.add_means(inputs, torch.tensor([3, 5, 7]))
-    assert selection.clusters is not None
+    assert selection.means is not None
     for cluster in (0, 5):
-        members = selection.clusters[cluster]
+        members = rows.classes.view(rows.num_clusters, -1)[cluster]
         mass = tail[:, members]
         torch.testing.assert_close(selection.mass[:, cluster], mass.sum(-1))
-        means = mass[some] @ inputs.noise.lift.weight[members]
-        torch.testing.assert_close(selection.means_of(some)[:, cluster], means)
+        means = mass @ inputs.noise.lift.weight[members] / mass.sum(-1, keepdim=True)
+        torch.testing.assert_close(selection.means[:, cluster], means)
 
 
 def test_labels_of_the_sigmoid_are_those_of_all():
