@@ -51,9 +51,9 @@ PRIOR = 30.0
 """Where there are no held-out rows to choose by."""
 LOGITS = 2**24
 """Held-out logits that `choose_prior` has in memory at a time."""
-PRIOR_STEPS, SMALL_HEAD = 200, 2**20
-"""Steps for each of the priors, and the weights up to which they may take half as many as the run together, without
-noise; those of larger heads take a tenth."""
+PRIOR_STEPS = {2**16: (600, 1.5), 2**20: (200, 0.5), math.inf: (200, 0.1)}
+"""Steps without noise for each of the priors, and how many all of them may take together as a share of those of the
+run, by the largest number of weights."""
 ALIKE = 1.25
 """Deviations of features that differ from their mean by less than this factor are not worth two ways to scale."""
 MOST_FLIPS = 0.8
@@ -261,14 +261,15 @@ def choose_prior(
     held_out_weight: Tensor | None = None,
     link: str = "softmax",
     flip_rate: float = 0.0,
-    steps: int = 200,
+    steps: int = 600,
     batch_size: int = 256,
     seed: int = 0,
 ) -> dict[float, float]:
     """Return the held-out NLL of a linear classifier by the variance of its prior; the smallest marks the best one.
 
     One classifier without noise is trained for `steps` with each of `PRIORS`, from the strongest on, every time from
-    where it was, and until the NLL rises: a few times `steps` of DET.
+    where it was, and until the NLL rises. With few steps the strongest priors, which start from nothing, are judged
+    before they are trained, and weaker ones look better than they are.
 
     Args:
         features: [n, D], standardised.
@@ -294,12 +295,30 @@ def choose_prior(
     return losses
 
 
+def best_prior(losses: Mapping[float, float]) -> float:
+    """Return the variance where the parabola over log(variance) through the smallest loss and its neighbours is lowest.
+
+    It lies between the neighbours. At an end of the priors tried it is that end.
+    """
+    priors = sorted(losses)
+    index = priors.index(min(priors, key=losses.__getitem__))
+    if not 0 < index < len(priors) - 1:
+        return priors[index]
+    left, middle, right = (math.log(prior) for prior in priors[index - 1 : index + 2])
+    low, best, high = (losses[prior] for prior in priors[index - 1 : index + 2])
+    down, up = (best - low) / (middle - left), (high - best) / (right - middle)  # slopes halfway to the neighbours
+    if not up > down:
+        return priors[index]  # all three are equal
+    return math.exp((left + middle) / 2 - down / (up - down) * (right - left) / 2)
+
+
 def prior_steps(steps: int, weights: int) -> int:
     """Return the steps that `choose_prior` takes for each prior, by the steps of the run and the weights of its head.
 
     0 if the run is too short to choose: it takes `PRIOR`.
     """
-    each = min(PRIOR_STEPS, steps // ((2 if weights <= SMALL_HEAD else 10) * len(PRIORS)))
+    most, share = PRIOR_STEPS[min(limit for limit in PRIOR_STEPS if weights <= limit)]
+    each = min(most, int(share * steps) // len(PRIORS))
     return each if each >= 10 else 0
 
 
@@ -335,7 +354,7 @@ def choose_scaling(
         **options: of `choose_prior`.
     """
     own = choose_prior(features, targets, held_out_features, held_out_targets, num_classes, **options)
-    prior = min(own, key=own.__getitem__)
+    prior = best_prior(own)
     varies = features.std(0, correction=0) > 0
     if deviation is None or not varies.any():
         return Scaling(prior, None)
@@ -346,8 +365,8 @@ def choose_scaling(
     other = choose_prior(
         features * factor, targets, held_out_features * factor, held_out_targets, num_classes, **options
     )
-    if min(other.values()) < 0.99 * own[prior]:
-        return Scaling(min(other, key=other.__getitem__), common)
+    if min(other.values()) < 0.99 * min(own.values()):
+        return Scaling(best_prior(other), common)
     return Scaling(prior, None)
 
 
@@ -368,7 +387,7 @@ def estimate_flips(
     prior: float,
     weight: Tensor | None = None,
     held_out_weight: Tensor | None = None,
-    steps: int = 200,
+    steps: int = 600,
     batch_size: int = 256,
     seed: int = 0,
 ) -> Flips:
@@ -390,8 +409,8 @@ def estimate_flips(
         return Flips(0.0, prior)
     robust = choose_prior(*train[:2], *held_out[:2], num_classes, weight=train.weight, held_out_weight=held_out.weight,
                           flip_rate=first.rate, **options)  # fmt: skip
-    chosen = min(robust, key=robust.__getitem__)
-    if robust[chosen] >= plain.loss(held_out):
+    chosen = best_prior(robust)
+    if min(robust.values()) >= plain.loss(held_out):
         return Flips(0.0, prior)
     second = _LinearFit(train, num_classes, "softmax", first.rate, **options)
     second.train(chosen)

@@ -15,6 +15,7 @@ from hetxl.optim import (
     Recipe,
     Scaling,
     add_prior,
+    best_prior,
     build_optimizer,
     choose_prior,
     choose_scaling,
@@ -22,6 +23,7 @@ from hetxl.optim import (
     noise_free_steps,
     parameter_groups,
     prior_penalties,
+    prior_steps,
     set_learning_rate,
 )
 from hetxl_train.data.dataset import InputSpec
@@ -174,6 +176,39 @@ def test_the_prior_is_strong_where_labels_say_little(signal, rows, strong):
     assert best == min(PRIORS) if strong else best > 3
     again = choose_prior(features[:rows], labels[:rows], features[rows:], labels[rows:], 4, steps=100)
     assert again == losses
+
+
+def test_the_best_prior_is_where_a_parabola_over_its_logarithm_is_lowest():
+    def losses(optimum: float) -> dict[float, float]:
+        return {prior: 0.5 + 0.02 * (math.log(prior) - math.log(optimum)) ** 2 for prior in PRIORS}
+
+    for optimum in (2.0, 10.0, 14.0, 20.0, 50.0):
+        assert best_prior(losses(optimum)) == pytest.approx(optimum)
+    assert best_prior(losses(0.1)) == PRIORS[0]
+    assert best_prior(losses(1000.0)) == PRIORS[-1]
+    assert best_prior(dict.fromkeys(PRIORS, 0.5)) == PRIORS[0]
+    assert best_prior({1.0: 0.7, 3.0: 0.5, 10.0: 0.5, 30.0: 0.7}) == pytest.approx(30**0.5, rel=0.1)
+
+
+def test_strong_priors_are_trained_before_they_are_judged():
+    generator = torch.Generator().manual_seed(0)
+    deviation = torch.logspace(0.5, -1, 32)
+    features = torch.randn(2000, 32, generator=generator) * deviation / deviation.square().mean().sqrt()
+    weight = torch.randn(32, 5, generator=generator)
+    labels = torch.multinomial((features @ weight * 0.5).softmax(-1), 1, generator=generator).squeeze(1)
+    rows = features[:1000], labels[:1000], features[1000:], labels[1000:], 5
+    chosen, exact, hasty = choose_prior(*rows), choose_prior(*rows, steps=2000), choose_prior(*rows, steps=50)
+    assert chosen[1.0] == pytest.approx(exact[1.0], rel=0.005)
+    assert best_prior(chosen) == pytest.approx(best_prior(exact), rel=0.2)
+    # The strongest priors start from nothing: with few steps they look worse than they are, and the weakest wins.
+    assert hasty[1.0] > 1.05 * exact[1.0]
+    assert best_prior(hasty) > 5 * best_prior(exact)
+
+
+def test_small_heads_take_more_steps_to_choose_a_prior():
+    assert [prior_steps(2000, weights) for weights in (2**10, 2**18, 2**22)] == [600, 200, 40]
+    assert prior_steps(500, 2**10) == 150
+    assert prior_steps(30, 2**10) == 0
 
 
 def test_the_prior_of_rows_of_labels():

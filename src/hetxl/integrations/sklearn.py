@@ -37,6 +37,7 @@ from hetxl.optim import (
     learning_rate_at,
     noise_free_steps,
     prior_penalties,
+    prior_steps,
     set_learning_rate,
     start_bias,
 )
@@ -536,9 +537,10 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
                 parts.append(torch.from_numpy(examples.targets[side]).to(like.device))
                 weights.append(torch.from_numpy(examples.weight[side]).to(like))
             options: dict[str, Any] = {"weight": weights[0], "held_out_weight": weights[1]}
-            options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed}
             training, judging = (parts[0], parts[1]), (parts[2], parts[3])
             classes, head = len(self.classes_), self.network_.head
+            steps = prior_steps(self._defaults.steps, classes * head.in_features)
+            options |= {"batch_size": int(self.batch_size), "seed": self._trainer.noise_seed, "steps": steps}
             # A fit that continues an earlier one keeps the scale of its features.
             deviation = self.network_.scale if self.standardize and self.prior_ is None else None
             prior, common = choose_scaling(
