@@ -2,8 +2,8 @@
 
 Every setting is data as a user would bring it, trained with the defaults and no other option; benchmarks have in
 addition what makes them fast. DET and HET-XL are compared over the seeds, on test labels that are right;
-`HetXLClassifier()` with scikit-learn's `LogisticRegression()`; and the defaults with a grid of learning rates
-and numbers of steps.
+`HetXLClassifier()` with scikit-learn's `LogisticRegression()`; the defaults with a grid of learning rates and numbers
+of steps; and, where rows have several labels, the start of the bias with fixed ones.
 """
 
 import itertools
@@ -53,6 +53,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "without ε": {"flip_rate": 0.0},
 }
 """What the defaults are compared without, one part at a time."""
+STARTS = (None, -1.0, -2.0, -4.0, -6.0, -10.0)
+"""Initial biases of several labels; None is the default, the log-odds of each class."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,12 @@ class Setting:
     """Data of one row of the table."""
 
     name: str
-    source: str  # one of `hetxl_lab.datasets.vectors.SETS`, or data as for `hetxl train` that has a preset
+    source: str  # one of `hetxl_lab.datasets.vectors.SETS`, or data as for `hetxl train`, in which {seed} is replaced
     noise: str = "none"
     rate: float = RATE
     options: Mapping[str, Any] = field(default_factory=dict)
     vectors: bool = True  # whether it is of `SETS`
+    fast: bool = False  # whether it takes the options of its preset that make it fast
 
     def arrays(self, seed: int) -> Vectors:
         """Return the rows of a seed."""
@@ -79,45 +82,69 @@ class Setting:
             paths = names if all(map(Path.exists, names)) else write_vectors(directory, stem, self.arrays(seed))
             values |= {"data": str(paths[0]), "test": str(paths[1])}
         else:
-            fast = {name: value for name, value in preset_for(self.source).items() if name not in NOT_SPEED}
+            preset = preset_for(self.source) if self.fast else {}
+            fast = {name: value for name, value in preset.items() if name not in NOT_SPEED}
             noise = {} if self.noise == "none" else {"label_noise": self.noise, "label_noise_rate": self.rate}
-            values = {**fast, **noise, **values, "data": self.source}
+            values = {**fast, **noise, **values, "data": self.source.format(seed=seed)}
         return TrainConfig(**{**values, **more})
 
 
 def _benchmarks(*names: str) -> list[Setting]:
     return [
-        Setting(f"{name}{suffix}", name, noise, vectors=False)
+        Setting(f"{name}{suffix}", name, noise, vectors=False, fast=True)
         for name in names
         for suffix, noise in (("", "none"), ("-noisy", "confusable"))
     ]
 
 
+def _several_labels(classes: int, **options: Any) -> Setting:
+    """Return 5,400 synthetic training rows with about three of the labels each; the seed draws another true model."""
+    source = f"synthetic:rows=6000,features=32,multi_label=true,classes={classes},seed={{seed}}"
+    return Setting(f"labels-{classes}", source, options=options, vectors=False)
+
+
+_NETWORK = {"backbone": "mlp", "width": 64}
 _FULL = [
-    Setting("digits", "digits"),
-    Setting("digits-symmetric", "digits", "symmetric"),
-    Setting("wine", "wine"),
-    Setting("breast-cancer", "breast-cancer"),
-    Setting("overlap", "overlap"),
     Setting("fashion", "fashion"),
     Setting("fashion-twins", "fashion", "twins"),
     Setting("fashion-next", "fashion", "next"),
     Setting("fashion-symmetric", "fashion", "symmetric"),
     Setting("glosses", "glosses"),
     Setting("glosses-symmetric", "glosses", "symmetric", 0.25),
+    Setting("digits", "digits"),
+    Setting("digits-symmetric", "digits", "symmetric"),
+    Setting("digits-network", "digits", options=_NETWORK),
+    Setting("digits-symmetric-network", "digits", "symmetric", options=_NETWORK),
+    Setting("wine", "wine"),
+    Setting("breast-cancer", "breast-cancer"),
+    Setting("overlap", "overlap"),
+    _several_labels(20),
+    _several_labels(40),
+    _several_labels(400),
+    _several_labels(4000, train_samples=4, eval_samples=64),
     *_benchmarks("pycode", "words", "glyphs", "wordnet"),
 ]
 _SMALL: dict[str, Any] = {"batch_size": 32, "rank": 2, "train_samples": 2, "eval_samples": 4}
 SETTINGS: dict[str, dict[str, Setting]] = {
     "full": {setting.name: setting for setting in _FULL},
-    "quick": {setting.name: setting for setting in _FULL[:4]},
+    "quick": {setting.name: setting for setting in _FULL if setting.source in ("digits", "wine", "breast-cancer")},
     "miniature": {
         setting.name: setting
         for setting in (
             Setting("wine", "wine", options=_SMALL | {"steps": 6}),
             Setting("wine-symmetric", "wine", "symmetric", options=_SMALL | {"steps": 6}),
             Setting(
-                "synthetic", "synthetic:rows=400,classes=8,features=6", options=_SMALL | {"steps": 4}, vectors=False
+                "synthetic",
+                "synthetic:rows=400,classes=8,features=6",
+                options=_SMALL | {"steps": 4},
+                vectors=False,
+                fast=True,
+            ),
+            Setting(
+                "labels",
+                "synthetic:rows=400,classes=8,features=6,multi_label=true,seed={seed}",
+                options=_SMALL | {"steps": 4},
+                vectors=False,
             ),
         )
     },
@@ -125,7 +152,8 @@ SETTINGS: dict[str, dict[str, Setting]] = {
 """By profile and name, in the order of the tables."""
 GRID = {"full": ("digits", "wine", "breast-cancer", "overlap", "fashion", "fashion-twins"), "miniature": ("wine",)}
 ABLATED = {"full": ("digits", "digits-symmetric", "wine", "breast-cancer"), "miniature": ("wine-symmetric",)}
-"""Settings of the grid and of the parts that are taken away, by profile; none in the quick one."""
+STARTED = {"full": ("labels-20", "labels-40", "labels-400", "labels-4000"), "miniature": ("labels",)}
+"""Settings of the grid, of the parts that are taken away and of the fixed starts, by profile; none in the quick one."""
 
 
 class Strangers(Study):
@@ -148,7 +176,7 @@ class Strangers(Study):
         for name in chosen:
             lab.console.say(name)
             write_json(lab.directory / name / "summary.json", _measure(lab, settings[name], lab.directory / name))
-        for part, names, work in (("ablation", ABLATED, _ablate), ("grid", GRID, _search)):
+        for part, names, work in (("ablation", ABLATED, _ablate), ("grid", GRID, _search), ("starts", STARTED, _start)):
             for name in names.get(lab.profile.name, ()) if lab.options.get("ablations", True) else ():
                 if name in chosen:
                     lab.console.say(f"{name}, {part}")
@@ -157,6 +185,7 @@ class Strangers(Study):
             "settings": _stored(lab, "summary"),
             "grids": _stored(lab, "grid"),
             "ablations": _stored(lab, "ablation"),
+            "starts": _stored(lab, "starts"),
             "missing": [name for name in settings if not (lab.directory / name / "summary.json").exists()],
         }
 
@@ -171,6 +200,7 @@ class Strangers(Study):
             ABOUT,
             verdict_table(summary["settings"]),
             count_verdicts(summary["settings"]),
+            _rows_text(summary["settings"]),
         ]
         parts += [_twins_text(summary["settings"]), self.image_link]
         if summary["missing"]:
@@ -184,6 +214,8 @@ class Strangers(Study):
             parts += ["## The defaults in a grid", GRID_TEXT, grid_table(summary["grids"])]
         if summary["ablations"]:
             parts += ["## Each part by itself", PARTS_TEXT, ablation_table(summary["ablations"])]
+        if summary.get("starts"):
+            parts += ["## The start of the bias", STARTS_TEXT, starts_table(summary["starts"])]
         return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -209,6 +241,7 @@ def _measure(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
         "rate": 0.0 if setting.noise == "none" else setting.rate,
         "num_classes": dataset.num_classes,
         "training_rows": len(dataset.splits["train"]),
+        "options": ", ".join(f"{name}={value}" for name, value in setting.options.items()),
         "seeds": list(lab.seeds),
         "heads": {HEAD_LABELS[head]: over_seeds(own) for head, own in results.items()},
         "flip_rate": {HEAD_LABELS[head]: [_stored_flip_rate(lab, run) for run in own] for head, own in runs.items()},
@@ -282,6 +315,21 @@ def _search(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
     return {"setting": setting.name, "losses": grid}
 
 
+def _start(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
+    """Return the test NLL of both heads by the initial bias, with the first seed; None is the default."""
+    losses = {}
+    for head in HEADS:
+        runs = {
+            bias: _runs(lab, setting, head, lab.seeds[:1], directory, **({} if bias is None else {"bias_init": bias}))
+            for bias in STARTS
+        }
+        lab.run([run for own in runs.values() for run in own])
+        losses[HEAD_LABELS[head]] = [
+            [bias, lab.cache.finite_result(own[0])["metrics"]["test"]["nll"]] for bias, own in runs.items()
+        ]
+    return {"setting": setting.name, "losses": losses}
+
+
 def _ablate(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
     """Return the results of HET-XL without one part of the defaults after the other, over the seeds."""
     variants: dict[str, dict[str, Any]] = {"defaults": {}, **PARTS}
@@ -294,7 +342,8 @@ def _ablate(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
 
 ABOUT = """
 Do the defaults win on data that nothing was tuned on? DET and HET-XL with no option but the data; the benchmarks
-(pycode to wordnet) have in addition what makes them fast: fewer steps, a lower rank, fewer samples. Wrong labels are
+(pycode to wordnet) have in addition what makes them fast: fewer steps, a lower rank, fewer samples; the networks
+train on digits behind two hidden layers; `labels-K` are synthetic rows with about three of K labels. Wrong labels are
 the twin class, the next class or any other class alike, in training and validation rows; in the noisy settings of
 benchmarks near classes, in training rows. Test labels are right. Paired t-tests over the seeds, which also divide
 the rows.
@@ -307,6 +356,19 @@ PARTS_TEXT = """
 HET-XL without one part of its defaults: NLL, and its difference to the defaults over the seeds. “Taken back” counts the
 runs whose validation rows decided against the noise.
 """
+
+
+STARTS_TEXT = """
+Test NLL of several labels with a bias that starts at the log-odds of each class, the default, and at fixed values,
+first seed. “Behind” is how far the default is from the best fixed start.
+"""
+
+
+def _rows_text(settings: Sequence[Summary]) -> str:
+    """Say how many training rows each setting has, and what was changed for speed."""
+    rows = "; ".join(f"{summary['setting']} {summary['training_rows']:,}" for summary in settings)
+    changed = [f"{summary['setting']} ({summary['options']})" for summary in settings if summary.get("options")]
+    return f"Training rows: {rows}." + (f" Options beside the defaults: {'; '.join(changed)}." if changed else "")
 
 
 def _twins_text(settings: Sequence[Summary]) -> str:
@@ -376,6 +438,19 @@ def grid_table(grids: Sequence[Summary]) -> str:
             where = "the defaults" if rate == length == 1 else f"rate × {rate:.2g}, steps × {length:g}"
             rows.append([grid["setting"], label, f"{own:.4f}", f"{best:.4f}", where, f"{100 * (own / best - 1):.1f} %"])
     return markdown(["setting", "head", "defaults", "best", "at", "behind"], rows)
+
+
+def starts_table(starts: Sequence[Summary]) -> str:
+    """Return how far the default start of the bias is behind the best fixed one, in markdown."""
+    rows = []
+    for summary in starts:
+        for label, losses in summary["losses"].items():
+            own = next(nll for bias, nll in losses if bias is None)
+            best = min(nll for bias, nll in losses if bias is not None)
+            cells = [f"{nll:.3f}" for bias, nll in losses]
+            rows.append([summary["setting"], label, *cells, f"{100 * (own / best - 1):+.1f} %".replace("-", "−")])
+    names = ["log-odds" if bias is None else f"{bias:g}".replace("-", "−") for bias in STARTS]
+    return markdown(["setting", "head", *names, "behind"], rows)
 
 
 def ablation_table(ablations: Sequence[Summary]) -> str:
