@@ -62,12 +62,12 @@ class Setting:
     """Data of one row of the table."""
 
     name: str
-    source: str  # one of `hetxl_lab.datasets.vectors.SETS`, or data as for `hetxl train`, in which {seed} is replaced
+    source: str  # one of `hetxl_lab.datasets.vectors.SETS`, or data as for `hetxl train`
     noise: str = "none"
     rate: float = RATE
     options: Mapping[str, Any] = field(default_factory=dict)
     vectors: bool = True  # whether it is of `SETS`
-    fast: bool = False  # whether it takes the options of its preset that make it fast
+    fast: bool = False  # whether it takes the options of its preset that make it fast, and its data is always the same
 
     def arrays(self, seed: int) -> Vectors:
         """Return the rows of a seed."""
@@ -82,10 +82,10 @@ class Setting:
             paths = names if all(map(Path.exists, names)) else write_vectors(directory, stem, self.arrays(seed))
             values |= {"data": str(paths[0]), "test": str(paths[1])}
         else:
-            preset = preset_for(self.source) if self.fast else {}
+            preset = preset_for(self.source) if self.fast else {"data_seed": seed}
             fast = {name: value for name, value in preset.items() if name not in NOT_SPEED}
             noise = {} if self.noise == "none" else {"label_noise": self.noise, "label_noise_rate": self.rate}
-            values = {**fast, **noise, **values, "data": self.source.format(seed=seed)}
+            values = {**fast, **noise, **values, "data": self.source}
         return TrainConfig(**{**values, **more})
 
 
@@ -99,7 +99,7 @@ def _benchmarks(*names: str) -> list[Setting]:
 
 def _several_labels(classes: int, **options: Any) -> Setting:
     """Return 5,400 synthetic training rows with about three of the labels each; the seed draws another true model."""
-    source = f"synthetic:rows=6000,features=32,multi_label=true,classes={classes},seed={{seed}}"
+    source = f"synthetic:rows=6000,features=32,multi_label=true,classes={classes}"
     return Setting(f"labels-{classes}", source, options=options, vectors=False)
 
 
@@ -142,7 +142,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             ),
             Setting(
                 "labels",
-                "synthetic:rows=400,classes=8,features=6,multi_label=true,seed={seed}",
+                "synthetic:rows=400,classes=8,features=6,multi_label=true",
                 options=_SMALL | {"steps": 4},
                 vectors=False,
             ),

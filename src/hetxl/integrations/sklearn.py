@@ -255,6 +255,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         batch_size: rows of a step.
         max_iter: epochs; None for 50, or more where those would be fewer than 2,000 steps (1,000 with hidden layers).
         tol: training ends when the loss has not fallen by this much for `n_iter_no_change` epochs; 0 never stops early.
+            The training loss ends nothing in the first half of the epochs with noise.
         early_stopping: watch the loss of rows held out of training, not the training loss, and keep the weights that
             were best there.
         validation_fraction: share of the rows held out.
@@ -345,13 +346,15 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         # A fit that continues an earlier one has its noise already.
         recipe = recipe if fresh else dataclasses.replace(recipe, noise_start=0.0)
         silent = noise_free_steps(epochs * steps, recipe)
+        # At a high learning rate the training loss may stand still, or rise, that falls later.
+        watched = silent if self.early_stopping else (silent + epochs * steps) // 2
         self.n_iter_, self.loss_curve_, self.validation_loss_curve_ = 0, [], []
         best, waited, best_state = math.inf, 0, None
         for epoch in range(epochs):
             numbers = range(epoch * steps, (epoch + 1) * steps)
             schedule = [Step(learning_rate_at(step, epochs * steps, recipe), step >= silent) for step in numbers]
             loss = self._epoch(examples, rows, schedule)
-            if numbers[-1] < silent:
+            if numbers[-1] < watched:
                 continue  # neither the end nor the best is sought before the noise is there
             if self.early_stopping:
                 loss = self._trainer.evaluate(examples, held_out)
