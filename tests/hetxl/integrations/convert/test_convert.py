@@ -100,7 +100,7 @@ def test_invalid_requests_raise():
     with pytest.raises(TypeError, match="model must be a torch module, found str"):
         hetxl.convert("resnet50")
     model = hetxl.convert(network())
-    with pytest.raises(ValueError, match=r"a converted layer \(2\); hetxl\.revert"):
+    with pytest.raises(ValueError, match=r"a converted layer \(2\); call hetxl\.revert"):
         hetxl.convert(model)
     with pytest.raises(ValueError, match=r"no converted layer; hetxl\.convert"):
         hetxl.revert(network())
