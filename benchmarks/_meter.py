@@ -76,7 +76,7 @@ def peak_bytes(case: Case) -> int:
     whole: parameters, gradients and the optimiser's state count as well.
     """
     # The processes come from a server that has imported the package and computed nothing: they start at once, and
-    # know nothing of what this process allocated.
+    # start without the allocations of this process.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetxl.profiling"])
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:

@@ -50,7 +50,7 @@ def main() -> None:
 
     probs = model.predict_proba(X_test)
     uncertainty = model.predict_uncertainty(X_test)
-    console.print("\nThe surest and the least sure of the test images, by their true names:")
+    console.print("\nThe most and the least certain test images, by their true names:")
     for row in (uncertainty.entropy.argmin(), uncertainty.entropy.argmax()):
         best = probs[row].argsort()[::-1][:3]
         shown = ", ".join(f"{model.classes_[k]} {probs[row, k]:.0%}" for k in best)

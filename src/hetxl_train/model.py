@@ -1,5 +1,5 @@
-"""A backbone with a head as one module: what is trained, saved and evaluated; and the features of a frozen backbone,
-computed once and read from disk from then on."""
+"""A backbone with a head as one module, which is trained, saved and evaluated; and the features of a frozen backbone,
+which are computed once and then read from disk."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,24 +41,24 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Return the device of the parameters."""
         return next(self.parameters()).device
 
     def forward(self, inputs: Tensor, targets: TargetsLike | None = None, **options: Any) -> Tensor:
-        """Return the head's log-probabilities [B, K], or with targets its loss; options as of the head."""
+        """Return the head's log-probabilities [B, K], or with targets its loss; options are those of the head."""
         return self.head(self.backbone(inputs), targets, **options)
 
 
 def build_model(
     config: TrainConfig, spec: InputSpec, num_classes: int, link: str, mesh: "DeviceMesh | None" = None
 ) -> Model:
-    """Return backbone and head with the initial weights of the configuration's seed.
+    """Create backbone and head with the initial weights of the configuration's seed.
 
-    The backbone and the classifier's weights are the same for every head of a seed: each part is drawn from a seed of
-    its own. Draws outside are not disturbed.
+    Each part has a separate seed, so all heads of a seed get the same backbone and classifier weights. The random state
+    outside does not change.
 
     Args:
-        mesh: the processes that share the classes of a sharded classifier; None for this one alone.
+        mesh: processes that share the classes of a sharded classifier; None for one process.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, 10))
@@ -77,19 +77,19 @@ def build_model(
 
 
 def answers_of(model: Model) -> list[dict[str, float]]:
-    """Return what the predictions of each head are scaled by, which is not among its weights."""
+    """Return the scales of each head's predictions, which are not among its weights."""
     heads: Any = getattr(model.head, "heads", [model.head])
     return [{"noise_scale": head.noise_scale, "flip_rate": head.flip_rate} for head in heads]
 
 
 def ensemble_of(models: Sequence[Model]) -> Model:
-    """Return the ensemble of trained models as one, whose features are the inputs."""
+    """Return an ensemble of trained models as one model, whose features are the inputs."""
     head: Any = Ensemble([(model.backbone, model.head) for model in models])
     return Model(Backbone(nn.Identity(), models[0].backbone.out_features), head)
 
 
 def link_of(options: HeadOptions, dataset: Dataset) -> str:
-    """Return the link: as configured, or by whether examples have several labels."""
+    """Return the configured link, or sigmoid if examples have several labels, else softmax."""
     if options.link == "auto":
         return "sigmoid" if dataset.multi_label else "softmax"
     if options.link == "softmax" and dataset.multi_label:
@@ -99,8 +99,8 @@ def link_of(options: HeadOptions, dataset: Dataset) -> str:
 
 def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
     """Return the options of a head by the names of its constructor."""
-    # τ only scales W and the noise, which are learned anyway. Learned like them it runs ahead, and the model overfits
-    # (lab/docs/experiments.md).
+    # τ only scales W and the noise, which are learned anyway. Learned at the same rate, it moves too fast and the model
+    # overfits (lab/docs/experiments.md).
     temperature: Any = 1.0 if options.temperature in ("auto", "learned") else float(options.temperature)
     if options.temperature == "learned":
         temperature = LearnedTemperature(options.temperature_low, options.temperature_high, options.temperature_init)
@@ -118,7 +118,7 @@ def head_options(options: HeadOptions, link: str) -> dict[str, Any]:
 def build_classifier(
     config: TrainConfig, in_features: int, num_classes: int, bias_init: float | None, mesh: "DeviceMesh | None" = None
 ) -> Classifier | None:
-    """Return the classifier behind a head; None for its own linear layer. A bias of None is that of nn.Linear."""
+    """Return the configured classifier; None for the default linear layer. A bias of None is that of nn.Linear."""
     classifier: LinearClassifier | ShardedClassifier
     if config.classifier == "linear":
         return None
@@ -127,7 +127,7 @@ def build_classifier(
     elif config.classifier == "sharded":
         classifier = ShardedClassifier(in_features, num_classes, mesh=mesh, seed=derive_seed(config.seed, 28))
     else:
-        # More neighbours than classes find nothing new.
+        # There are at most as many neighbours as classes.
         neighbours = min(config.neighbours, num_classes)
         classifier = RetrievedClassifier(in_features, num_classes, neighbours=neighbours, others=config.negatives)
     if bias_init is not None and classifier.bias is not None:
@@ -145,9 +145,9 @@ def parameter_counts(model: nn.Module, *parts: str) -> dict[str, int]:
 
 
 class FeatureFile(ArraySplit):
-    """The rows [n] of a split as a memory-mapped [n, D] .npy file, with the split's labels and looks.
+    """The features of a split's rows [n] in a memory-mapped [n, D] .npy file, with the split's labels and images.
 
-    Rows that cannot be read are not in the file.
+    Unreadable rows are not in the file.
     """
 
     def __init__(self, source: Split, array: MappedArray, rows: np.ndarray):
@@ -155,17 +155,17 @@ class FeatureFile(ArraySplit):
         self.source, self.source_rows = source, rows
 
     def show(self, row: int) -> Shown:
-        """Return a row as the source shows it."""
+        """Return the image or text of a row from its source."""
         return self.source.show(int(self.source_rows[row]))
 
 
 def cached_features(
     directory: Path, model: Model, dataset: Dataset, workers: int, console: Console, world: World
 ) -> tuple[Model, dict[str, Split]]:
-    """Return the head behind features that are read instead of computed, and the splits that give them.
+    """Return a model without its frozen backbone, and splits with the stored features.
 
-    The backbone of the model is frozen; the returned model shares its head. Features of other data or another backbone,
-    or that were damaged, are computed anew. The processes divide the rows.
+    The returned model shares the head. Features of other data or another backbone, or damaged ones, are computed again.
+    The processes divide the rows.
     """
     splits: dict[str, Split] = {}
     backbone = model.backbone
@@ -188,7 +188,7 @@ def weights_checksum(network: nn.Module) -> str:
 def stored_features(
     path: Path, backbone: Backbone, split: Split, origin: dict[str, Any], workers: int, console: Console, world: World
 ) -> tuple[MappedArray, np.ndarray]:  # fmt: skip
-    """Return features [n, D] of the rows that can be read, and these rows [n], as `stored_vectors` does."""
+    """Return features [n, D] of the readable rows, and these rows [n], like `stored_vectors`."""
 
     def compute(rows: np.ndarray, unreadable: UnreadableExamples) -> Iterator[tuple[Tensor, np.ndarray]]:
         return feature_batches(backbone, split, rows, workers, world.device, unreadable)
@@ -203,7 +203,7 @@ def feature_batches(
 ) -> Iterator[tuple[Tensor, np.ndarray]]:  # fmt: skip
     """Yield features [b, D] in float32 and their rows [b], batch by batch, from a backbone in evaluation mode.
 
-    Rows that cannot be read are left out; `unreadable` counts them, and raises when they are too many.
+    Unreadable rows are skipped; `unreadable` counts them, and raises if there are too many.
     """
     training = backbone.training
     backbone.eval()
@@ -213,7 +213,7 @@ def feature_batches(
                 unreadable.add(fetched)
             if len(fetched.rows):
                 features = backbone(fetched.inputs.to(device)).cpu()
-                # Tokens, which the members of an ensemble take, stay integers.
+                # Tokens, the inputs of an ensemble's members, stay integers.
                 yield features.float() if features.is_floating_point() else features, fetched.rows
     finally:
         backbone.train(training)

@@ -1,4 +1,4 @@
-"""The one process that may write to a directory at a time."""
+"""Ensure that only one process at a time writes to a directory."""
 
 import contextlib
 import errno
@@ -16,19 +16,18 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"
-"""The file that the owner holds locked; it says which process on which machine that is."""
+"""The lock file, which names the owning process and its machine."""
 
 
 class OwnedError(OSError):
-    """Another process works in the directory; the message says which."""
+    """Another process uses the directory; the message names it."""
 
 
 @contextlib.contextmanager
 def owned(directory: Path) -> Iterator[Path]:
-    """Own a directory, which is created if need be, inside the block; raise an OwnedError if another process does.
+    """Own a directory inside the block, and create it if missing; raise an OwnedError if another process owns it.
 
-    The system releases the lock when the process ends, however it ends. What a killed owner left half-written is
-    removed.
+    The system releases the lock when the process ends in any way. Half-written files of a killed owner are removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
@@ -40,7 +39,7 @@ def owned(directory: Path) -> Iterator[Path]:
         try:
             yield directory
         finally:
-            if fcntl is not None:  # Windows removes no open file
+            if fcntl is not None:  # Windows cannot remove open files
                 path.unlink(missing_ok=True)
 
 
@@ -64,7 +63,7 @@ def _locked(path: Path) -> Iterator[IO[str]]:
                 raise OwnedError(
                     f"{path.parent} is in use by {owner}; wait until it ends, or choose another --out"
                 ) from None
-            # The owner before may have removed the file between its opening and its locking here.
+            # The previous owner may have removed the file after it was opened here and before it was locked.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield file
                 return
@@ -73,11 +72,11 @@ def _locked(path: Path) -> Iterator[IO[str]]:
 def _lock(file: IO[str]) -> None:
     """Lock a file or raise an OSError at once."""
     if fcntl is not None:
-        # Of the process, not of the open file: workers that outlive a killed process do not hold it.
+        # A lock of the process, not of the open file, so that workers that outlive a killed process do not hold it.
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):  # others: the file system has no locks
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # other errors mean that the file system has no locks
                 raise
     else:
         import msvcrt

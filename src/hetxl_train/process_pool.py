@@ -1,4 +1,4 @@
-"""Work in several processes, one thread each: on a few cores that is faster than one item after the other on all."""
+"""Work in several processes with one thread each, which is faster on a few cores than several threads per item."""
 
 import contextlib
 import itertools
@@ -46,15 +46,15 @@ def one_thread() -> Iterator[None]:
 def parallel_map(
     work: Callable[[Item], Result], items: Sequence[Item], *, jobs: int | None = None, devices: Sequence[str] = ()
 ) -> Iterator[tuple[Item, Result]]:
-    """Yield every item with its result, as they finish; an error is raised, and ends the rest.
+    """Yield every item with its result, in order of completion; an error is raised and stops the others.
 
-    `((item, work(item)) for item in items)`, with several at a time.
+    Equivalent to `((item, work(item)) for item in items)`, several at the same time.
 
     Args:
-        work: a function of a module, so that another process can import it.
-        items: picklable.
-        jobs: how many at a time; None for one per core, 1 for this process alone.
-        devices: as of `Pool`.
+        work: a function at the top level of a module, so that other processes can import it.
+        items: picklable items.
+        jobs: number of items at the same time; None for one per core, 1 for only this process.
+        devices: see `Pool`.
     """
     check_jobs(jobs)
     count = min(jobs or default_jobs(), len(items))
@@ -71,11 +71,11 @@ def parallel_map(
 
 
 class Pool(ExitStack, Generic[Item, Result]):
-    """Processes that do the same kind of work, and stay for the next call of `map`; use it as a context, whose end
-    stops them, whatever they are doing.
+    """Processes that do the same kind of work and are reused by further calls of `map`. A context manager, whose end
+    terminates them.
 
-    The work is as of `parallel_map`; `jobs`, how many items at a time, may be raised between calls. Each process sees
-    one of the `devices`, named as in CUDA_VISIBLE_DEVICES, in turn; without, every process sees all.
+    For the work see `parallel_map`. `jobs`, the number of items at the same time, may be increased between calls. Each
+    process sees one of the `devices`, named as in CUDA_VISIBLE_DEVICES, in turn [default: all devices].
     """
 
     def __init__(self, work: Callable[[Item], Result], jobs: int = 1, devices: Sequence[str] = ()):
@@ -84,7 +84,7 @@ class Pool(ExitStack, Generic[Item, Result]):
         self._idle: list[Worker] = []
 
     def map(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result | Exception]]:
-        """Yield every item with its result, or with the error of its work or its process, as they finish."""
+        """Yield every item with its result, or with the error of its work or its process, in order of completion."""
         waiting = iter(items)
         busy: dict[Any, tuple[Worker, Item]] = {}
 
@@ -112,16 +112,16 @@ class Pool(ExitStack, Generic[Item, Result]):
 
 
 class Worker:
-    """A process that does one piece of work after the other; use it as a context.
+    """A process that does one piece of work after the other, a context manager.
 
-    It ignores Ctrl-C; its parent terminates it. If the parent dies, it exits at once, in the middle of its work: it
-    would otherwise write into a directory that a resumed run has taken over. (The executors of the standard library
-    wait for work under way, and hang if Ctrl-C reaches a process that has none.)
+    It ignores Ctrl-C; its parent terminates it. If the parent dies, the worker exits immediately, so that it does not
+    write into a directory that a resumed run uses. (The executors of the standard library wait for running work, and
+    hang if Ctrl-C reaches an idle process.)
     """
 
     def __init__(self, work: Callable[..., Any], device: str | None = None):
-        self.device = device  # the only one that it sees, as in CUDA_VISIBLE_DEVICES; None for all
-        # A new process, not a copy of this one: threads that torch has started here would be missing in a copy.
+        self.device = device  # the only visible device, as in CUDA_VISIBLE_DEVICES; None for all
+        # A new process instead of a fork, which would lack the threads that torch has started.
         context = multiprocessing.get_context("spawn")
         self._connection, connection = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
@@ -133,12 +133,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
+        """Return whether the process is running."""
         return self._process.is_alive()
 
     def submit(self, item: Any) -> Connection:
-        """Send an item to work on; return what to wait for."""
-        with contextlib.suppress(BrokenPipeError):  # of a process that died: `result` says so
+        """Send an item to work on; return the connection to wait for."""
+        with contextlib.suppress(BrokenPipeError):  # the process died, which `result` reports
             self._connection.send(item)
         return self._connection
 
@@ -161,7 +161,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the process, whatever it is doing."""
+        """Terminate the process."""
         self._process.terminate()
         self._process.join()
         self._process.close()
@@ -178,7 +178,7 @@ class RemoteError(Exception):
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Let a process that starts here ignore Ctrl-C from its first moment on; only a main thread can do that."""
+    """Start a process that ignores Ctrl-C from the beginning; only a main thread can do that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -191,7 +191,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 @contextmanager
 def _main_hidden(unless: bool) -> Iterator[None]:
-    """Start a process that does not run the script of this one again, so that no script needs a guard for it."""
+    """Start a process that does not run this process's script again, so that scripts need no guard."""
     main = sys.modules["__main__"]
     if not unless:
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -216,14 +216,14 @@ def _serve(work: Callable[[Any], Any], connection: Connection, lifeline: Connect
 
 
 def _exit_with(lifeline: Connection) -> None:
-    """Exit when the parent does: nothing is ever sent, but the pipe closes with the process at its other end."""
+    """Exit when the parent exits, which closes its end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv()
     os._exit(1)
 
 
 def picklable(error: Exception) -> Exception:
-    """Return the error, or one with the same message if it cannot be sent."""
+    """Return the error, or one with the same message if it cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

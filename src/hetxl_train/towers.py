@@ -322,7 +322,7 @@ def build_towers(config: ContrastiveConfig, specs: Specs, published: bool = True
     """Return the model with the initial weights of the configuration's seed.
 
     The towers are the same for every head of a seed: each part is drawn from a seed of its own. Options are of the
-    loss, beyond those of the configuration. `published` as of `tower_network`.
+    loss, beyond those of the configuration. For `published` see `tower_network`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, 20))

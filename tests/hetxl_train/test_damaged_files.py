@@ -1,6 +1,6 @@
 """Damaged files of every format that is read: the outcome is the same content or an error that names the file.
 
-Each format is changed at random: its bytes, and where it holds JSON, single values with the checksums made anew. A few
+Each format is changed at random: its bytes, and where it holds JSON, single values with new checksums. A few
 changes run always, `MUTATIONS` of each format among the slow tests, others by HETXL_FUZZ_SEED; hypothesis shrinks what
 fails. Memory grows by less than `MEMORY`.
 """

@@ -98,7 +98,7 @@ def test_mismatched_data_raises(finished, tmp_path):
 
 
 def test_data_that_has_changed_since(tmp_path):
-    """Rows that are added draw the split anew: tested would be what was trained on."""
+    """Added rows change the split, so that training rows would be tested."""
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(310, 8)).astype("f4"), np.arange(310) % 4
     path = tmp_path / "data.npz"

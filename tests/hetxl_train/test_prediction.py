@@ -1,4 +1,4 @@
-"""Predictions in files: the same content in every format, whole or not at all."""
+"""Predictions in files: the same content in every format, written atomically."""
 
 import csv
 import json

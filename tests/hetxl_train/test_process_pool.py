@@ -74,7 +74,7 @@ def killed(number):
 
 
 def ticking(path):
-    """Leave a sign of life, again and again."""
+    """Write a heartbeat repeatedly."""
     for number in range(6000):
         Path(path).write_text(str(number))
         time.sleep(0.05)
@@ -107,12 +107,12 @@ def test_a_killed_process_raises_an_error():
 
 
 def signs(paths):
-    """The last sign of life in each file that exists."""
+    """Return the last heartbeat in each file that exists."""
     return [path.read_text() for path in paths if path.exists()]
 
 
 def stopped(paths):
-    """Whether no sign of life has come for a second."""
+    """Return whether no heartbeat has come for a second."""
     before = signs(paths)
     time.sleep(1)
     return signs(paths) == before

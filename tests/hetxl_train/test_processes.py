@@ -1,5 +1,5 @@
 """Runs in 2 and 4 processes, on vectors and on tar shards: the weights of one process that accumulates, and its
-evaluations to the last digit."""
+evaluations exactly."""
 
 import itertools
 import json

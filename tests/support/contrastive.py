@@ -95,7 +95,7 @@ def whole(name: str, **options: Any) -> dict[str, Any]:
 
 
 def averaged(values: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """The mean over the processes of their gradients, as DDP takes it, in one message; the loss is left as it is."""
+    """The mean over the processes of their gradients, as DDP takes it, in one message; the loss does not change."""
     names = [name for name in values if name != "loss"]
     packed = torch.cat([values[name].flatten() for name in names])
     dist.all_reduce(packed)

@@ -1,7 +1,7 @@
 """Parts of a dataset, by name: some classes are kept away from training, to be learned from a few examples later.
 
 "known:5"    all classes but every fifth one
-"unknown:5"  every fifth class, numbered anew
+"unknown:5"  every fifth class, renumbered
 """
 
 import dataclasses

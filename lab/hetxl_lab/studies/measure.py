@@ -55,7 +55,7 @@ class HeadSize:
     features: int  # D
     classes: int  # K
     rank: int  # R
-    backbone: str | None = None  # as of `hetxl.profiling.build_backbone`
+    backbone: str | None = None  # see `hetxl.profiling.build_backbone`
 
     def build(self, name: str, device: str = "cpu") -> Head:
         """A head of this size, with τ = 1 and parameters of a fixed seed."""

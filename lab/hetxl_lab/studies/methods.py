@@ -172,7 +172,7 @@ class SigmoidTable(MainTable):
     )
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with data of several labels in the place of the other."""
+        """Return the profile with data of several labels per example."""
         chosen = super().adapt(profile, {**options, "link": options.get("link") or "sigmoid"})
         return dataclasses.replace(chosen, benches=chosen.sigmoid)
 

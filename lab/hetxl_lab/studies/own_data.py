@@ -45,7 +45,7 @@ def adapted(profile: Profile, options: Mapping[str, Any]) -> Profile:
 
 
 def _backbones(names: str | None) -> dict[str, dict[str, Any]]:
-    """Return the options of backbones listed with commas between; sizes of another network do not apply to them."""
+    """Return the options of backbones in a list separated by commas; sizes of other networks do not apply."""
     if names is None:
         return {}
     sizes = {field.name: field.default for field in dataclasses.fields(TrainConfig) if field.name in SIZES}

@@ -53,7 +53,7 @@ class Bench:
         return TrainConfig(**{**values, **more, "data": self.data, "head": head})
 
     def run(self, head: str, seed: int, *, view: str = "", **options: Any) -> StudyRun:
-        """A run with a seed; options as of `config`."""
+        """Return a run with a seed; for the options see `config`."""
         return StudyRun(self.config(head, seed=seed, **options), view)
 
 
@@ -103,7 +103,7 @@ class Profile:
         return replace(self, **several, **{name: change(getattr(self, name)) for name in _SINGLE})
 
     def on(self, bench: Bench, epoch: int) -> "Profile":
-        """Return the profile with one bench in the place of all, whose epoch has the stated number of steps."""
+        """Return the profile with one bench instead of all, whose epoch has the given number of steps."""
         several = dict.fromkeys(_SEVERAL, (bench,))
         return replace(self, **several, sampling=bench, repeated=replace(bench, steps=epoch))
 

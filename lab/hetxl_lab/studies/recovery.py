@@ -76,7 +76,7 @@ class Recovery(Study):
     seed_count = 3
 
     def check(self, lab: Lab) -> None:
-        """Raise if the data has no true model of one label a row."""
+        """Raise if the data has no true model with one label per row."""
         data = {"data": lab.options["data"], **OPTIONS.get(lab.profile.name, {})}["data"]
         name, arguments = split_spec(data)
         if name != "synthetic" or arguments.get("multi_label"):

@@ -47,7 +47,7 @@ class Entry:
 
 _DATA = Option("data", str, None, "Your data, as for hetxl train [that of the page].", positional=True)
 _SHARED = (
-    Option("backbone", str, None, "As for hetxl train, several with commas between [those of the page]."),
+    Option("backbone", str, None, "Backbone as for hetxl train, or several separated by commas [those of the page]."),
     Option("link", str, None, "softmax or sigmoid [by the labels]."),
     Option("steps", int, None, "Steps of a run [as hetxl train; quick 100 at most].", minimum=1),
     Option("config", str, None, "TOML file of other options of hetxl train."),
@@ -66,12 +66,12 @@ _TAU_OPTIONS = (
     Option("longer", bool, False, "Add methods with one run of ten times the steps: 15 minutes more."),
 )
 _DEFAULTS_OPTIONS = (
-    Option("settings", str, None, "Which, with commas between, as in pycode,pycode-noisy [all]."),
+    Option("settings", str, None, "Settings, separated by commas, such as pycode,pycode-noisy [all]."),
     Option("heads", str, None, "Which take part, as for hetxl compare."),
-    Option("equal_time", bool, True, "Also train DET for as long as HET-XL takes."),
+    Option("equal_time", bool, True, "Also train DET for the time that HET-XL takes."),
 )
 _STRANGERS_OPTIONS = (
-    Option("settings", str, None, "Which, with commas between, as in digits,wine [all]."),
+    Option("settings", str, None, "Settings, separated by commas, such as digits,wine [all]."),
     Option("ablations", bool, True, "Also search the grid, and take the parts of the defaults away."),
 )
 _RECOVERY_OPTIONS = (
@@ -88,7 +88,7 @@ _FEW_SHOT_OPTIONS = (
 _COST_OPTIONS = (Option("device", str, "cpu", "cpu, cuda, …"),)
 _LEVERS_OPTIONS = (
     Option("data", str, "pycode", "As for hetxl train.", positional=True),
-    Option("levers", str, None, "Which, with commas between, as in rank,samples [all]."),
+    Option("levers", str, None, "Levers, separated by commas, such as rank,samples [all]."),
 )
 _LOCKED_OPTIONS = (
     Option("data", str, None, "Pairs of your own, as for hetxl contrastive train [three sets].", positional=True),

@@ -138,7 +138,7 @@ def write_page(study: Study, summary: Summary, directory: Path) -> dict[str, Pat
 
 
 def publish(files: Mapping[str, Path], target: Path) -> None:
-    """Copy files, by the names that they get, into a directory of pages, and write the index of that directory anew."""
+    """Copy files, by their new names, to a directory of pages, and rewrite its index."""
     for name, source in files.items():
         write_bytes(target / name, source.read_bytes())
     write_bytes(target / "index.md", index(target).encode())

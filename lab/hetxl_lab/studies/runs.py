@@ -41,7 +41,7 @@ RESCALED = "rescaled"  # directory below that of a run, of the same head rescale
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run that a study needs. The directory among its options plays no part."""
+    """One run of a study; the directory among its options is ignored."""
 
     config: TrainConfig
     view: str = ""  # which part of the data it sees, see `hetxl_lab.studies.class_subsets`; empty for all

@@ -69,7 +69,7 @@ def head_run(config: TrainConfig, name: str, seed: int) -> StudyRun:
 
 
 def names_in(text: str | None, everything: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that an option lists with commas between; all without."""
+    """Return the names that an option lists, separated by commas [default: all]."""
     return tuple(everything) if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -184,7 +184,7 @@ class Line:
     label: str
     head: str
     bench: Bench
-    options: Mapping[str, Any] = field(default_factory=dict)  # as of `Bench.config`
+    options: Mapping[str, Any] = field(default_factory=dict)  # see `Bench.config`
     group: str | None = None  # what several lines belong to
 
     def run(self, seed: int) -> StudyRun:

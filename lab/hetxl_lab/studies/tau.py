@@ -75,7 +75,7 @@ class Setting:
 def commonest_classes(dataset: Dataset, count: int, path: Path, rows: int | None = None) -> Path:
     """Write the rows of the `count` commonest classes of a dataset as an .npz file, unless it exists.
 
-    The dataset has features, all three splits and one label a row; at most `rows` training rows are written, None for
+    The dataset has features, all three splits and one label per row; at most `rows` training rows are written, None for
     all.
     """
     if path.exists():

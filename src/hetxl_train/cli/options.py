@@ -104,7 +104,7 @@ def resolve(
     if "steps" in flags:
         values.pop("epochs", None)
     if values.get("start_from"):
-        from hetxl_train.start_from import inherited  # with it comes torch, which reading options does not need
+        from hetxl_train.start_from import inherited  # imports torch, which reading options does not need
 
         values = inherited(str(values["start_from"])) | values
     return kind(**values)

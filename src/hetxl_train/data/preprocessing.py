@@ -29,7 +29,7 @@ def transform_of(config: "TrainConfig") -> ImageTransform:
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
-    """Return three numbers that are written with commas between; None for None."""
+    """Return three numbers from a text that separates them with commas; None for None."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Write audit.html: the most suspicious labels as cards, to keep or to correct by click or key."""
+"""Write audit.html: the most suspicious labels as cards, to keep or correct by click or key."""
 
 import hashlib
 import itertools
@@ -15,18 +15,18 @@ from hetxl_train.report.render import read_script, render
 from hetxl_train.report.tables import as_html, text_table
 
 SHOWN = 1000
-"""Suspects on the page; audit.csv has all."""
+"""Maximum number of suspect labels on the page; audit.csv has all."""
 TEXT = 600  # longer texts are cut
 RATES = ("labels", "suspects", "share")
 
 
 def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, Any], split: Split, path: Path) -> Path:
-    """Write the page of an audit, whole or not at all, and return its path.
+    """Write the page of an audit atomically, and return its path.
 
     Args:
         suspects: rows of audit.csv; the page shows the first `SHOWN`.
-        about: what audit.json says of the labels.
-        split: the rows of the data.
+        about: content of audit.json.
+        split: rows of the data.
     """
     entries = [_card(entry, split.show(entry["row"])) for entry in itertools.islice(suspects, SHOWN)]
     share = about["suspects"] / max(1, about["audited"])
@@ -46,11 +46,11 @@ def write_audit_page(suspects: Iterable[Mapping[str, Any]], about: Mapping[str, 
 
 
 def _rates(entry: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the labels of a class, the suspects among them, and their share."""
+    """Return the number of labels of a class, the number of suspect ones, and their share."""
     return form.count(entry["labels"]), form.count(entry["suspects"]), form.percent(entry["suspects"] / entry["labels"])
 
 
 def _card(entry: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
-    """Return what a card shows of a suspect."""
+    """Return the content of a suspect's card."""
     own = {key: entry[key] for key in ("row", "label", "suggestion", "reason")}
     return own | {"image": image_of(shown), "text": shown.text and shown.text[:TEXT]}

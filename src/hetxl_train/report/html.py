@@ -1,4 +1,4 @@
-"""Write the report: one HTML file with everything that some runs have to say."""
+"""Write the report of runs as one HTML file."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ BANDS = (("accuracy_head", "frequent"), ("accuracy_middle", "middle"), ("accurac
 KINDS = (
     ("most_certain", "Most certain", "lowest entropy first"),
     ("least_certain", "Least certain", "highest entropy first"),
-    ("most_wrong", "Confident errors", "the head finds these labels least probable: some may be wrong themselves"),
+    ("most_wrong", "Confident errors", "labels with the lowest probability; some of them may be wrong"),
 )
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+=*")
 
@@ -35,7 +35,7 @@ Looks = Mapping[str, draw.Style]
 
 @dataclass(frozen=True)
 class Missing:
-    """What is left out of a report, and why."""
+    """A missing part of a report, and the reason."""
 
     what: str
     why: str
@@ -47,15 +47,15 @@ Charts = list[Chart]
 
 
 def write_report(runs: Sequence[Run], path: PathLike, *, created: datetime | None = None) -> Path:
-    """Write the report of some runs of the same data, whole or not at all, and return its path.
+    """Write the report of runs on the same data atomically, and return its path.
 
-    Into a directory it is written as `report.html`. It says when it was created: now without a time.
+    In a directory, the file is `report.html`. The report shows its time of creation [default: now].
     """
     return write_page(path, report_html(runs, created=created))
 
 
 def write_page(path: PathLike, text: str) -> Path:
-    """Write a page whole or not at all, as `report.html` where the path is a directory, and return its path."""
+    """Write a page atomically, as `report.html` if the path is a directory, and return its path."""
     target = Path(path)
     target = target / FILE if target.is_dir() else target
     write_bytes(target, text.encode())
@@ -63,7 +63,7 @@ def write_page(path: PathLike, text: str) -> Path:
 
 
 def report_html(runs: Sequence[Run], *, created: datetime | None = None) -> str:
-    """Return the report of some runs as text."""
+    """Return the report of runs as text."""
     groups, table = group_runs(runs), compare_table(runs)
     looks = draw.styles(group.label for group in groups)
     order = [row.label for row in sorted(table.heads, key=table.nll)]
@@ -112,7 +112,7 @@ def _origin(runs: Sequence[Run], created: datetime | None) -> str:
 
 
 def created_at(created: datetime | None) -> str:
-    """Say when a page was created: now without a time."""
+    """Format the time of creation of a page [default: now]."""
     created = created or datetime.now(timezone.utc)
     return f"created {created:%Y-%m-%d %H:%M} {created:%Z}"
 
@@ -171,7 +171,7 @@ def calibration(groups: Sequence[Group], looks: Looks, split: str) -> Charts:
         diagrams = draw.reliability_charts("reliability", "Reliability: accuracy at each confidence", items, looks)
     coverage = draw.Axis("share of examples answered", form.percent, lambda v: form.percent(v, 0), low=0.0, high=1.0)
     wrong = draw.Axis("share of them wrong", form.percent, lambda v: f"{form.tick(round(100 * v, 6))}%", low=0.0)
-    title = "Risk and coverage: errors when only the surest are answered"
+    title = "Risk and coverage: error rate of the most confident answers"
     missing = Missing("Risk and coverage", "no run has it in curves.json")
     return [diagrams, line_figure(missing, "risk-coverage", title, risk, looks, coverage, wrong)]
 
@@ -192,7 +192,7 @@ def cost(groups: Sequence[Group], looks: Looks, split: str) -> Charts:
 
 
 def frequency(groups: Sequence[Group], looks: Looks, split: str) -> Charts:
-    """Draw accuracy by how frequent a class is, and how many classes are how frequent."""
+    """Draw accuracy by class frequency, and a histogram of class frequencies."""
     charts: Charts = []
     values = {}
     for group in groups:
@@ -200,7 +200,7 @@ def frequency(groups: Sequence[Group], looks: Looks, split: str) -> Charts:
         if any(bands):
             values[group.label] = [mean(band) if band else None for band in bands]
     if values:
-        title, x_title = "Accuracy by how frequent the class is", "classes by their training examples"
+        title, x_title = "Accuracy by class frequency", "classes by their training examples"
         charts.append(draw.grouped_bars("bands", title, [n for _, n in BANDS], values, looks, "accuracy", x_title))
     else:
         charts.append(Missing("Accuracy by class frequency", f"no run has it among its {split} metrics"))
@@ -229,7 +229,7 @@ def _frequencies(bins: Sequence[tuple[int, float]]) -> draw.Figure:
         f"{form.count(sum(number for _, number in bins))} classes. Most of them, {form.count(most[2])}, have {most[1]} "
         f"training examples; the most frequent have up to {bins[-1][0]:,}."
     )
-    title = "How frequent the classes are"
+    title = "Class frequencies"
     return draw.histogram("frequencies", title, named, "training examples, up to", "classes", description)
 
 
@@ -255,7 +255,7 @@ def first_runs(
 
 
 def confusions(groups: Sequence[Group], order: Sequence[str]) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Return by label the pairs of classes whose noise is most correlated, with the confusions between them."""
+    """Return the pairs of classes with the most correlated noise by label, with the confusions between them."""
     firsts = first_runs(groups, order, lambda run: any(map(_correlated, run.confusions)))
     return [
         (name, label, [_pair(pair, run) for pair in run.confusions if _correlated(pair)][:PAIRS])
@@ -268,7 +268,7 @@ def _correlated(pair: Mapping[str, Any]) -> bool:
 
 
 def _pair(pair: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """Return a pair with its numbers, and with the rows and examples behind its confusions."""
+    """Return a pair with its numbers, and the rows and examples of its confusions."""
     numbers = {key: form.finite(pair.get(key)) for key in ("correlation", "examples", "confused", "confused_share")}
     names = pair["first"], pair["second"]
     behind = [entry for entry in entries_of(run, "confused") if (entry.get("first"), entry.get("second")) == names]
@@ -280,9 +280,9 @@ def _pair(pair: Mapping[str, Any], run: Run) -> dict[str, Any]:
 
 
 def make_card(entry: Mapping[str, Any], *, prefix: str = "", alt: str = "", notes: Sequence[str] = ()) -> CardEntry:
-    """Return an entry of examples.json for the template of cards; what cannot be shown is left out.
+    """Return an entry of examples.json for the template of cards, without invalid values.
 
-    The prefix comes before the label; `alt` says what the image shows, before the label too.
+    The prefix precedes the label; `alt` precedes the label in the description of the image.
     """
     names = entry.get("label")
     label = form.listed([str(name) for name in names]) if isinstance(names, list) else str(names or "")
@@ -298,7 +298,7 @@ def make_card(entry: Mapping[str, Any], *, prefix: str = "", alt: str = "", note
 
 
 def shortened(text: str, limit: int = TEXT) -> str:
-    """Return a text of at most about `limit` characters, its middle left out if need be."""
+    """Shorten a text to at most about `limit` characters, by omitting its middle."""
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-(limit // 2) :]}"
 
 
@@ -308,7 +308,7 @@ def entries_of(run: Run, kind: str) -> list[dict[str, Any]]:
 
 
 def examples(groups: Sequence[Group], order: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return test examples by label: the surest, the least sure and the confident errors."""
+    """Return test examples by label: the most certain, the least certain and the confident errors."""
     firsts = first_runs(groups, order, lambda run: any(entries_of(run, kind) for kind, _, _ in KINDS))
     return [
         (
@@ -330,7 +330,7 @@ def _example(entry: Mapping[str, Any]) -> CardEntry:
 
 
 def provenance(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the runs with what is missing from them, notes on the data, and the configurations."""
+    """Return the runs with their missing files, notes on the data, and the configurations."""
     runs = [(group.label, run) for group in groups for run in group.runs]
     rows = [
         (

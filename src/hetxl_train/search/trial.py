@@ -169,7 +169,7 @@ class Joined(Split):
 
     def __init__(self, first: Split, second: Split):
         if first.labels.multi != second.labels.multi:
-            raise ValueError("first and second must both have one label a row, or both lists of labels")
+            raise ValueError("first and second must both have one label per row, or both lists of labels")
         self.first, self.second = first, second
         self.workers = first.workers or second.workers
         ids = np.concatenate((np.asarray(first.labels.ids), np.asarray(second.labels.ids)))

@@ -1,4 +1,4 @@
-"""Labels that are any class alike: probabilities, and the estimate of their share."""
+"""Uniformly random labels: probabilities, and the estimate of their share."""
 
 import pytest
 import torch

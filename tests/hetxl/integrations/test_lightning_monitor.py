@@ -1,4 +1,4 @@
-"""The callback in modules that know nothing of it: what it logs, whatever way the head is used."""
+"""The callback in modules that do not use it: its logs, for every way to call the head."""
 
 import copy
 import csv

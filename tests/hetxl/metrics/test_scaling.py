@@ -118,7 +118,7 @@ def test_invalid_input_raises():
     with pytest.raises(ValueError, match="the loss is nan"):
         fit_temperature(head_of(10), [logits * torch.nan], targets)
     once = iter([logits])
-    with pytest.raises(ValueError, match="features holds 0 examples and targets 8; return the batches anew"):
+    with pytest.raises(ValueError, match="features holds 0 examples and targets 8; return the batches again"):
         fit_temperature(head_of(10), lambda: once, targets)
 
 

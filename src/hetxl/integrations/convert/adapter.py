@@ -1,6 +1,6 @@
-"""Models that know their head: a class made from a model's own, with a few methods over it.
+"""Classes of converted models: an adapter's methods mixed over the model's class.
 
-The class keeps the name of the model's own, so that files which store it can be read without this package; models can
+The class keeps the name of the model's class, so that files with the name can be read without this package. Models can
 be copied and pickled.
 """
 
@@ -15,20 +15,20 @@ from hetxl.nn import FixedTemperature, LearnedTemperature
 
 
 class Adapted:
-    """Mixed over a model's class by `adapted_class`."""
+    """Base of adapters, which `adapted_class` mixes over a model's class."""
 
-    hetxl_base: type  # the model's own class
-    hetxl_adapter: "type[Adapted]"  # what was mixed over it
-    hetxl_options: dict[str, Any]  # how its head was made: "head", "layer" and the options of `convert`
+    hetxl_base: type  # the original class
+    hetxl_adapter: "type[Adapted]"  # the adapter
+    hetxl_options: dict[str, Any]  # "head", "layer" and the options of `convert`
 
     @classmethod
     def hetxl_checked(cls, model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the completed options for a model; raises for one that cannot have a head, before anything changes."""
+        """Return the completed options for a model; raise if it cannot have a head, before anything changes."""
         return options
 
     @classmethod
     def hetxl_forward(cls, base: type) -> Callable | None:
-        """Return a `forward` instead of the model's own; None to leave that."""
+        """Return a `forward` that replaces the model's; None to keep it."""
         return None
 
     def hetxl_converted(self) -> None:
@@ -38,13 +38,13 @@ class Adapted:
         """Run after the layer is restored."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        """Pickle by the two classes behind this one, which cannot be imported itself."""
+        """Pickle by the two base classes, because this class cannot be imported."""
         return _empty, (self.hetxl_base, self.hetxl_adapter), self.__dict__.copy()
 
 
 @functools.cache
 def adapted_class(base: type, adapter: type[Adapted]) -> type:
-    """Return the class of a model, with an adapter's methods over its own."""
+    """Return a model's class with an adapter mixed in."""
     names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     forward = adapter.hetxl_forward(base)
     if forward is not None:
@@ -58,7 +58,7 @@ def _empty(base: type, adapter: type[Adapted]) -> Any:
 
 
 def fresh_options(options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Return head, layer and the other options of `Adapted.hetxl_options`, for a head anew."""
+    """Return head, layer and the other options of `Adapted.hetxl_options`, to create a new head."""
     rest = {name: value for name, value in options.items() if name not in ("head", "layer")}
     temperature = rest.get("temperature")
     if isinstance(temperature, nn.Module):
@@ -68,7 +68,7 @@ def fresh_options(options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]
 
 
 def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `convert` as JSON can hold them."""
+    """Return options of `convert` in a form for JSON."""
     stored = dict(options)
     temperature = stored.get("temperature")
     if isinstance(temperature, LearnedTemperature):
@@ -81,12 +81,12 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
             "use a number or a LearnedTemperature"
         )
     if callable(stored.get("sampler")):
-        raise ValueError("sampler is a function, which cannot be stored with the model; use the name of one")
+        raise ValueError("sampler is a function, which cannot be stored with the model; use a sampler's name")
     return stored
 
 
 def restored_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the opposite of `stored_options`."""
+    """Invert `stored_options`."""
     restored = dict(options)
     if isinstance(restored.get("temperature"), Mapping):
         restored["temperature"] = LearnedTemperature(**restored["temperature"])

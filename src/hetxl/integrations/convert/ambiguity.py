@@ -1,7 +1,7 @@
-"""Why the last linear layer of a model may not be its classifier.
+"""Detect models whose last linear layer may not be the classifier.
 
-What a model does is not known before it is called, but layers that follow each other have sizes that fit, and a
-classifier's outputs are taken by no layer. Where sizes allow several answers, the usual one is believed.
+A model's computation is unknown before it is called, but consecutive layers have matching sizes, and no layer uses a
+classifier's outputs. If sizes allow several interpretations, the usual one is assumed.
 """
 
 from collections import Counter
@@ -11,66 +11,66 @@ from typing import Any
 from torch import nn
 
 CLASSIFIERS = ("fc", "head", "heads", "classifier")
-"""Names of classifiers, and rarely of anything else where they stand outermost."""
+"""Names that are nearly always classifiers at the outermost level."""
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus)
 ACTIVATIONS += (nn.Tanh, nn.Hardtanh, nn.Hardswish)
-"""What follows hidden layers. A softmax or a sigmoid is an output's, and takes log-probabilities as it takes logits."""
+"""Activations after hidden layers. Softmax and sigmoid follow outputs, and accept log-probabilities like logits."""
 
 _TAKEN = ("in_features", "in_channels", "num_features", "num_channels", "normalized_shape", "input_size", "embed_dim")
-"""Attributes of torch's modules that say how many features they take."""
+"""Attributes of torch's modules with their number of input features."""
 
 Layers = Mapping[str, nn.Module]
 
 
 def ambiguity_reason(model: nn.Module, layers: Layers) -> tuple[str, list[str]] | None:
-    """Return why the last linear layer of a model may not be its classifier, and the names of those that may be meant.
+    """Return why the last linear layer may not be the classifier, and the names of the candidates; None if it is clear.
 
-    `layers` are those that can be converted, by name in the order in which the model has them; one at least.
+    `layers` are the convertible layers by name, in the order of the model, at least one.
     """
     return next(_reasons(model, layers, list(layers)[-1]), None)
 
 
 def sizes(layer: nn.Module) -> tuple[int, int]:
-    """Return how many features a layer takes, and how many outputs it has."""
+    """Return a layer's numbers of input and output features."""
     weight: Any = layer.weight
     return weight.shape[1], weight.shape[0]
 
 
 def _reasons(model: nn.Module, layers: Layers, name: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield all that apply to the last layer, with names; the likeliest one, or the last, goes last as an example."""
+    """Yield all reasons for the last layer, with names; the most probable candidate comes last, as an example."""
     features, outputs = sizes(layers[name])
     others = {other: sizes(layer) for other, layer in layers.items() if other != name}
     rivals = [other for other, size in others.items() if _beside(other, name) and size[0] == features != size[1]]
     if rivals:
-        yield "has several layers that start from as many features", [*rivals, name]
+        yield "has several layers with the same number of features", [*rivals, name]
     if _repeats(model, name):
-        yield "has linear layers inside repeated blocks only", list(layers)
+        yield "has linear layers only inside repeated blocks", list(layers)
     takers = _takers(model)
     ends = [other for other in others if _is_end(layers[other], takers)]
     unlike = [other for other in ends if not _is_preferred(name, other)]
     as_many = [other for other in unlike if others[other][1] == outputs]
     if as_many and _is_end(layers[name], takers):
-        yield "has several layers of as many outputs that no layer takes", [name, *as_many]
+        yield "has several layers with the same number of outputs that no layer uses", [name, *as_many]
     after = [other for other in unlike if others[other][0] == outputs]
     if after:
-        yield "has a layer that takes as many features as its last one has outputs", [name, *after]
+        yield "has a layer with as many input features as the last layer has outputs", [name, *after]
     branches = [other for other in ends if _branches_off(layers, other, name)]
     if branches:
-        yield "has a layer with a classifier's name that is not its last one", [name, *branches]
+        yield "has a layer with a classifier's name that is not the last", [name, *branches]
     activation = _activation_after(model, name)
     if activation is not None:
         yield f"has an activation ({activation}) after its last linear layer", [name]
 
 
 def _beside(name: str, other: str) -> bool:
-    """Return whether two names differ in one part, as head_a.fc and head_b.fc do."""
+    """Return whether two names differ in one part, such as head_a.fc and head_b.fc."""
     ours, theirs = name.split("."), other.split(".")
     return len(ours) == len(theirs) and sum(a != b for a, b in zip(ours, theirs, strict=True)) == 1
 
 
 def _repeats(model: nn.Module, name: str) -> bool:
-    """Return whether a layer is inside one of several equal blocks, as the last linear layer of a bare backbone is."""
+    """Return whether a layer is inside one of several equal blocks, like the last linear layer of a bare backbone."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
         holder, block = (model.get_submodule(".".join(parts[:end])) for end in (depth - 1, depth))
@@ -80,7 +80,7 @@ def _repeats(model: nn.Module, name: str) -> bool:
 
 
 def _activation_after(model: nn.Module, name: str) -> str | None:
-    """Return the kind of an activation that comes after a layer in the same nn.Sequential."""
+    """Return the type of an activation after a layer in the same nn.Sequential."""
     parent, _, own = name.rpartition(".")
     holder = model.get_submodule(parent)
     if not isinstance(holder, nn.Sequential):
@@ -90,7 +90,7 @@ def _activation_after(model: nn.Module, name: str) -> str | None:
 
 
 def _takers(model: nn.Module) -> Counter[int]:
-    """Return the number of modules of a model by the number of features that they take."""
+    """Return the number of modules by number of input features."""
     counts: Counter[int] = Counter()
     for module in model.modules():
         values = (getattr(module, name, None) for name in _TAKEN)
@@ -100,13 +100,13 @@ def _takers(model: nn.Module) -> Counter[int]:
 
 
 def _is_end(layer: nn.Module, takers: Counter[int]) -> bool:
-    """Return whether no other module takes as many features as a layer has outputs."""
+    """Return whether no other module has as many input features as a layer has outputs."""
     features, outputs = sizes(layer)
     return takers[outputs] == (features == outputs)
 
 
 def _apart(name: str, other: str) -> tuple[list[str], list[str]]:
-    """Return the parts of two names, without those at the start that they share."""
+    """Return the parts of two names without their common prefix."""
     ours, theirs = name.split("."), other.split(".")
     while ours and theirs and ours[0] == theirs[0]:
         ours, theirs = ours[1:], theirs[1:]
@@ -114,13 +114,13 @@ def _apart(name: str, other: str) -> tuple[list[str], list[str]]:
 
 
 def _is_preferred(name: str, other: str) -> bool:
-    """Return whether the first of two is named as classifiers are, and the second is not, as fc beside aux.fc."""
+    """Return whether only the first of two has a classifier's name, such as fc and aux.fc."""
     ours, theirs = _apart(name, other)
     return bool(ours) and ours[0] in CLASSIFIERS and not (theirs and theirs[0] in CLASSIFIERS)
 
 
 def _branches_off(layers: Layers, other: str, name: str) -> bool:
-    """Return whether a layer with a classifier's name takes as many features as the branch of another, a projector."""
+    """Return whether a layer with a classifier's name has as many input features as a projector's branch."""
     theirs, ours = _apart(other, name)
     if not (ours and theirs) or theirs[0] not in CLASSIFIERS or len(theirs) > 1 + (theirs[0] == "heads"):
         return False

@@ -1,8 +1,8 @@
-"""Which rows of its head's features a model's output is made of, without computing the head.
+"""Find the rows of its head's features that a model's output consists of, without computing the head.
 
-A model may do anything with rows after its classifier: take the last token of every sequence, reshape, permute. Inside
-`capture()` the layer returns row numbers in the place of its K outputs, and the numbers that come out of the model name
-the rows:
+A model may select or move rows after its classifier: take the last token of every sequence, reshape, permute. Inside
+`capture()` the layer returns row numbers instead of its K outputs, and the numbers in the model's output identify the
+rows:
 
     features [B, T, D]  →  layer  →  numbers [B, T, K]  →  the model picks rows  →  output [B, K]  →  features[rows]
 
@@ -11,8 +11,8 @@ the rows:
         row 2   φ₂            -10 -10 -10          of two sequences            -7  -7  -7           row 3 = φ₃
         row 3   φ₃             -7  -7  -7
 
-So a fused loss samples the rows that count alone. A model that changes values instead of choosing rows (a softmax,
-scaling, averaging) returns something that is not a row number, and is refused.
+A fused loss therefore samples only the rows that are used. A model that changes values (a softmax, scaling, averaging)
+returns something that is not a row number, and raises an error.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from torch import Tensor
 
 _CHANGED = (
     "the model changes the values that its head returns (a softmax, scaling, capping, rounding or averaging), so the "
-    "head's probabilities would not be the model's; take that out of the model, or name another layer= to convert"
+    "head's probabilities would not be the model's; remove that operation, or name another layer= to convert"
 )
 
 
 class Captured:
-    """The features that a layer was called with, and the rows of them that a model's output is made of."""
+    """The features that a layer was called with, and the rows of them in a model's output."""
 
     def __init__(self) -> None:
         self.features: Tensor | None = None
@@ -38,7 +38,7 @@ class Captured:
         """Return row numbers [..., K] for features [..., D], without memory for K."""
         if self.features is not None:
             raise ValueError(
-                "the head was called twice in one pass of the model: which rows are the model's is unknown, for a "
+                "the head was called twice in one forward pass, so the rows of the model's output are ambiguous for a "
                 "fused loss, a prediction or an export; train with the model's output instead, as with a linear layer"
             )
         self.features = features
@@ -52,8 +52,8 @@ class Captured:
         flat = self._flat()
         if len(flat) > _rows_of(numbers.dtype):
             raise ValueError(
-                f"the model returns its head's output as {numbers.dtype}, which tells only "
-                f"{_rows_of(numbers.dtype)} rows apart, and there are {len(flat)}; return it as float32, as it comes"
+                f"the model returns its head's output as {numbers.dtype}, which can identify only "
+                f"{_rows_of(numbers.dtype)} of {len(flat)} rows; return it as float32"
             )
         values = numbers.detach().double()
         whole = -values.round().long()
@@ -85,26 +85,27 @@ class Captured:
     def _flat(self) -> Tensor:
         """Return the features of all rows, [*, D]."""
         if self.features is None:
-            raise ValueError("the model did not call its head in this pass")
+            raise ValueError("the model did not call its head in this forward pass")
         return self.features.reshape(-1, self.features.shape[-1])
 
 
 def _numbers(rows: Tensor) -> Tensor:
     """Return row r as −(2 r + 1)·2ᵉ, int64, with e of 0 to 4 by a hash of r.
 
-    Odd, so that one which is rounded, as in half precision, shows. Negative, so that a ReLU or a sigmoid does. By
-    powers of two that follow no rule, so that an average, which would be the middle one of evenly spaced numbers, does.
+    Numbers are odd, so that rounding in half precision is detected; negative, so that a ReLU or a sigmoid is detected;
+    and have irregular powers of two, so that an average is detected, which could be another row if they were evenly
+    spaced.
     """
     return -((2 * rows + 1) << (rows * 0x9E3779B1 >> 16) % 5)  # the golden ratio, as in Fibonacci hashing
 
 
 def _rows_of(dtype: torch.dtype) -> int:
-    """Return how many of these numbers, from row 0 on, a floating-point dtype holds exactly: 128 in bfloat16."""
+    """Return how many of these numbers, from row 0, a floating-point dtype represents exactly: 128 in bfloat16."""
     return int(1 / torch.finfo(dtype).eps)
 
 
 class Capturing:
-    """Let the calls of a module be captured; a mix-in."""
+    """Mix-in that captures the calls of a module."""
 
     _captured: Captured | None = None
 
@@ -115,7 +116,7 @@ class Capturing:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Let the module store the features that it is called with, and return their row numbers, inside."""
+        """Inside the block, store the features of calls and return their row numbers."""
         self._captured = Captured()
         try:
             yield self._captured
@@ -124,7 +125,7 @@ class Capturing:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the tensor that a model returned, by itself or as the `.logits` of an object."""
+    """Return the tensor that a model returned, directly or as the `.logits` of an object."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model's output must be a tensor or have .logits, found {type(output).__name__}")

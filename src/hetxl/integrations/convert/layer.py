@@ -1,7 +1,7 @@
-"""Heads that stand where a model had its last layer: the layer's parameters keep their names, and calls their shapes.
+"""Heads that replace the last layer of a model; the layer's parameters keep their names, and calls their shapes.
 
-fc.weight, fc.bias                   the layer's own, by reference: tied weights stay tied
-fc.covariance.*, fc.temperature.*    what the head adds
+fc.weight, fc.bias                   parameters of the layer, by reference: tied weights stay tied
+fc.covariance.*, fc.temperature.*    parameters that the head adds
 """
 
 import functools
@@ -21,17 +21,17 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 
 
 class HeadLayer(Capturing, Head):
-    """A head in the place of an nn.Linear or a 1 × 1 nn.Conv2d; mixed into the four heads.
+    """A head that replaces an nn.Linear or a 1 × 1 nn.Conv2d; mixed into the four heads.
 
-    Called with features alone it returns log-probabilities in the shape of the layer's output, [..., K], or
-    [B, K, H, W] for a convolution (sigmoid: logits of the mean probabilities): under softmax and cross-entropy what
-    logits would be. Without noise it returns the logits themselves, those of the layer bit for bit where τ = 1.
+    Called without targets, it returns log-probabilities in the shape of the layer's output, [..., K], or [B, K, H, W]
+    for a convolution (sigmoid: logits of the mean probabilities), which softmax and cross-entropy accept like logits.
+    Without noise it returns logits, which equal those of the layer bit for bit if τ = 1.
 
     Args:
-        layer: that it replaces; its parameters are taken by reference, its hooks are moved.
-        eval_method: how outputs are averaged in evaluation mode, as `method` of `head.predict`.
-        train_logits: whether a model of transformers returns logits beside its loss in training, too.
-        **options: of the head.
+        layer: the layer to replace; its parameters are kept by reference, its hooks are moved.
+        eval_method: `method` of `head.predict` for outputs in evaluation mode.
+        train_logits: whether a model of transformers also returns logits in training.
+        **options: options of the head.
     """
 
     weight: nn.Parameter
@@ -43,7 +43,7 @@ class HeadLayer(Capturing, Head):
         num_classes, in_features = layer.weight.shape[:2]
         one_of("eval_method", eval_method, METHODS)
         like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        # A stand-in of the right sizes: the parameters themselves belong to this module, under the layer's names.
+        # A placeholder of the right sizes; the parameters belong to this module, under the layer's names.
         sizes = nn.Linear(in_features, num_classes, bias=layer.bias is not None, device="meta")
         super().__init__(in_features, num_classes, classifier=sizes, **like, **options)
         self.take(layer)
@@ -53,10 +53,10 @@ class HeadLayer(Capturing, Head):
         move_hooks(layer, self)
 
     def _register_classifier(self, layer: Any) -> None:
-        """Leave the stand-in out: `take` registers the parameters."""
+        """Do not register the placeholder; `take` registers the parameters."""
 
     def take(self, layer: nn.Linear | nn.Conv2d) -> None:
-        """Take a layer's parameters by reference; other classes than the first time's if `takes_any_classes`."""
+        """Use a layer's parameters by reference; the number of classes may change if `takes_any_classes`."""
         assert isinstance(layer.weight, nn.Parameter)
         self.num_classes = layer.weight.shape[0]
         self.weight = layer.weight
@@ -71,18 +71,18 @@ class HeadLayer(Capturing, Head):
         return Affine(self.weight.flatten(1), self.bias)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, the layer's as torch does."""
+        """Initialise all parameters again, those of the layer like torch."""
         nn.Linear.reset_parameters(self)  # pyright: ignore[reportArgumentType]
         for module in (self.covariance, self.temperature):
             getattr(module, "reset_parameters", lambda: None)()
 
     def forward(self, features: Tensor, targets: Any = None, *, rows: bool = False, **options: Any) -> Tensor:
-        """As of the layer, [..., D] to [..., K] (a convolution: [B, D, H, W] to [B, K, H, W]); with targets the loss.
+        """Map [..., D] to [..., K] like the layer (a convolution: [B, D, H, W] to [B, K, H, W]), or return a loss.
 
         Args:
             features: [..., D], or [B, D, H, W] for a convolution.
-            targets: as for `Head.forward`, and so are the options; class ids [B, H, W] for a convolution.
-            rows: features are rows [..., D] also for a convolution, as `Captured.rows` gives them.
+            targets: see `Head.forward`, also for the options; class ids [B, H, W] for a convolution.
+            rows: features are rows [..., D] also for a convolution, as returned by `Captured.rows`.
         """
         images = self.convolution and not rows and features.dim() > 2
         plain = targets is None and not options and self._captured is None
@@ -95,12 +95,12 @@ class HeadLayer(Capturing, Head):
             output = self._captured.stand_in(features, self.num_classes)
         elif plain and self._method != "mc":
             output = self.predict(features, method=self.eval_method).log_probs
-            if self.link == "sigmoid":  # each log-probability as its logit, log p − log(1 − p)
+            if self.link == "sigmoid":  # convert log-probabilities to logits, log p − log(1 − p)
                 output = output - torch.log(-torch.expm1(output))
         else:
             output = super().forward(features, targets, **options)
             if targets is None and output.requires_grad:
-                # A model may mask or scale its layer's output in place; the gradients need what the engine returned.
+                # A model may change the output in place, but the gradients need the values that the engine returned.
                 output = output.clone()
         return output.movedim(-1, -3) if images and targets is None else output
 
@@ -111,7 +111,7 @@ class HeadLayer(Capturing, Head):
         return self.eval_method if self.noise_scale else "deterministic"
 
     def mean_logits(self, features: Tensor) -> Tensor:
-        """(W φ + b) / τ, [..., K], of features [..., D]: the logits without noise."""
+        """Compute the logits without noise, (W φ + b) / τ, [..., K], of features [..., D]."""
         return self._over_temperature(self._affine()(features))
 
     def _over_temperature(self, logits: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class HeadLayer(Capturing, Head):
     def layer(self, fold: bool = True) -> nn.Linear | nn.Conv2d:
         """Return the deterministic layer with these parameters, by reference.
 
-        With `fold`, weight and bias are divided by τ, in place, where it is not 1, so that the layer's softmax is the
-        head's without noise.
+        With `fold`, weight and bias are divided by τ in place, so that the layer's softmax is that of the head without
+        noise.
         """
         num_classes, in_features = self.weight.shape[:2]
         kind = functools.partial(nn.Conv2d, kernel_size=1) if self.convolution else nn.Linear
@@ -141,20 +141,20 @@ class HeadLayer(Capturing, Head):
 
 
 def _layer_class(head: type[Head]) -> type[HeadLayer]:
-    """Return the class that puts a head in the place of a layer, such as HetXLLayer for HetXLHead."""
-    entries = {"__module__": __name__, "__doc__": f"`{head.__name__}` in the place of a layer."}
+    """Return the class of a head that replaces a layer, such as HetXLLayer for HetXLHead."""
+    entries = {"__module__": __name__, "__doc__": f"A `{head.__name__}` that replaces a layer."}
     return type(head.__name__.replace("Head", "Layer"), (HeadLayer, head), entries)
 
 
 LAYERS: dict[str, type[HeadLayer]] = {name: _layer_class(head) for name, head in HEADS.items()}
-"""By the names of `hetxl.nn.HEADS`."""
+"""Classes by the names of `hetxl.nn.HEADS`."""
 globals().update({layer.__name__: layer for layer in LAYERS.values()})  # pickle finds a class by its name
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Hand over the hooks that users registered, with the handles that remove them."""
+    """Move the hooks that users registered; their handles still remove them."""
     for name in _HOOKS:
         if name in old.__dict__:
-            # The dictionary itself: a handle finds its hook through it.
+            # Move the dictionary itself, because handles refer to it.
             new.__dict__[name] = old.__dict__[name]
             old.__dict__[name] = type(old.__dict__[name])() if isinstance(old.__dict__[name], dict) else None

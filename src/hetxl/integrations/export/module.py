@@ -1,4 +1,4 @@
-"""Heads and models as plain modules of traceable operations, with their noise fixed: what is exported.
+"""Heads and models for export, as modules of traceable operations with fixed noise.
 
 probs = head.predict(features, noise=noise).probs                    # [B, K], noise [S, Q] shared by the batch
 probs = softmax(head.logit_distribution(features).sample(noise) / head.temperature(), -1).mean(-2)
@@ -28,24 +28,24 @@ from hetxl.nn import Head
 from hetxl.nn.prediction import TOP_CLASSES
 
 BLOCK = 2**20
-"""Sampled logits of one example that exist at a time, 4 MiB; more where there would be too many blocks."""
+"""Sampled logits of one example in memory, 4 MiB; more if there would be too many blocks."""
 
 BLOCKS = 16
-"""The graph repeats the sampling for every block; the time to export grows with the square of their number."""
+"""Maximum number of blocks: the graph repeats the sampling for each, and export time grows with their square."""
 
 ROWS = 2**24
-"""The basis of one example in logit space may have this many entries, 64 MiB; if it had more, samples are lifted."""
+"""Maximum entries of an example's basis in logit space, 64 MiB; with more, samples are lifted instead."""
 
 
 class FixedNoiseHead(Capturing, nn.Module):
-    """A head that averages over the same noise for every example: features [..., D] → probabilities [..., K].
+    """A head with the same noise for every example: features [..., D] → probabilities [..., K].
 
     Args:
         method: "mc", "deterministic" or one of `hetxl.functional.APPROXIMATIONS`.
         noise: [S, Q] standard normals, for "mc".
         order: "samples" or "factors" to force an order of evaluation; both give the same numbers.
-        uncertainty: append columns to the probabilities: entropy, expected entropy and, if the head has a density,
-            the distance to the training data. As columns, they follow the rows that a model chooses or moves.
+        uncertainty: append entropy, expected entropy and, if the head has a density, the distance to the training data
+            as columns, so that they stay with the rows that a model selects or moves.
     """
 
     noise: Tensor | None
@@ -70,38 +70,37 @@ class FixedNoiseHead(Capturing, nn.Module):
 
     @property
     def columns(self) -> int:
-        """Return how many numbers a row has: K, and those of `uncertainty`."""
+        """Return the number of columns: K, and those of `uncertainty`."""
         return self.head.num_classes + (2 + (self.means is not None) if self.uncertainty else 0)
 
     def forward(self, features: Tensor, targets: None = None) -> Tensor:
-        """Return probabilities [..., K] of features [..., D]; a model may pass targets=None, as it does to a head.
+        """Return probabilities [..., K] of features [..., D]; a model may pass targets=None, as to a head.
 
-        In the place of a 1 × 1 convolution: [B, K, H, W] of [B, D, H, W]. With `uncertainty`, `columns` in place of K.
+        For a 1 × 1 convolution: [B, K, H, W] of [B, D, H, W]. With `uncertainty`, K is replaced by `columns`.
         """
         if isinstance(self.head, HeadLayer) and self.head.convolution and features.dim() > 2:
             return self._rows(features.movedim(-3, -1)).movedim(-1, -3)
         return self._rows(features)
 
     def _observed(self, probs: Tensor) -> Tensor:
-        """Return probabilities of labels, a share of which is drawn from all classes alike."""
+        """Return probabilities of labels, of which a share ε is uniformly random."""
         rate = self.head.flip_rate
         return probs * (1 - rate) + rate / self.head.num_classes if rate else probs
 
     def _rows(self, features: Tensor) -> Tensor:
         if self._captured is not None:
-            # With memory for every class, as probabilities have: a model may write to them in place.
+            # Not expanded, because a model may write to the result in place.
             return self._captured.stand_in(features, self.columns).contiguous()
         distribution = self.head.logit_distribution(features)
         temperature = self.head.temperature()
-        expected = None  # without samples, that of the averaged probabilities
+        expected = None  # without samples, the entropy of the averaged probabilities
         if self.method == "deterministic":
             probs = self._link(distribution.mean / temperature)
         elif self.noise is None:
             mean, factors = distribution.mean / temperature, distribution.factors / temperature
             probs = approximate_log_probs(self.method, mean, factors, self.head.link)[0].exp()
         else:
-            # One block after the other, each added up before the next is there: no [..., S, K] tensor when S·K is
-            # large.
+            # Sum block by block, to avoid a [..., S, K] tensor if S·K is large.
             sampled = self._sampled(distribution, temperature, self.noise)
             sums = (self._summed(logits) for logits in sampled)
             total, entropies = reduce(lambda left, right: (left[0] + right[0], left[1] + right[1]), sums)
@@ -113,7 +112,7 @@ class FixedNoiseHead(Capturing, nn.Module):
         if expected is None:
             expected = entropy
         elif self.head.flip_rate:
-            expected = entropy - (self._entropy(probs) - expected)  # what the noise explains stays
+            expected = entropy - (self._entropy(probs) - expected)  # keep the part that the noise explains
         columns = [entropy, expected] + ([] if self.means is None else [self._distance(features)])
         return torch.cat((observed, torch.stack(columns, -1)), -1)
 
@@ -149,13 +148,13 @@ class FixedNoiseHead(Capturing, nn.Module):
         """Yield sampled logits divided by τ, [..., s, K] a block."""
         samples = noise.shape[0]
         size = _block_size(samples, max(self.head.num_classes, self.head.in_features))
-        # Slices, not `split`: ONNX would hold the parts of a constant as a sequence, which its optimiser warns about.
+        # Slices instead of `split`, because ONNX would store the parts of a constant as a sequence, with a warning.
         blocks = [noise[start : start + size] for start in range(0, samples, size)]
         if (self.order or cheaper_order(distribution, samples)) == "samples":
             for z in blocks:
                 yield distribution.sample(z, "samples") / temperature
             return
-        # The mean as one more row, of weight 1: no addition has to go over the sampled logits.
+        # The mean is an extra row of weight 1, which saves an addition over the sampled logits.
         rows = torch.cat((distribution.mean.unsqueeze(-2), distribution.factors), -2) / temperature  # [..., 1 + Q, K]
         for z in blocks:
             weights = torch.cat((torch.ones_like(z[:, :1]), z), -1)  # [s, 1 + Q]
@@ -163,30 +162,30 @@ class FixedNoiseHead(Capturing, nn.Module):
 
 
 def _block_size(samples: int, width: int) -> int:
-    """Samples of a block: the fewest blocks within `BLOCK`, all of about the same size."""
+    """Return the samples per block: as few blocks as `BLOCK` allows, of about equal size."""
     blocks = min(BLOCKS, math.ceil(samples / max(1, BLOCK // width)))
     return math.ceil(samples / blocks)
 
 
 def cheaper_order(distribution: LogitDistribution, samples: int) -> Order:
-    """Return the order that takes less work for S samples shared by all examples, or less memory where the basis would
-    be large."""
+    """Return the cheaper order for S samples shared by all examples, or the order with less memory if the basis is
+    large."""
     lift = distribution.lift
-    # HET and HET-H lift by copying: a sample costs no more than its entries, and mixtures of J serve the whole batch.
+    # HET and HET-H lift by copying, so a sample costs only its entries, and mixtures of J are shared by the batch.
     if not isinstance(lift, LinearLift) or samples <= distribution.size:
         return "samples"
     return "factors" if distribution.size * max(lift.weight.shape) <= ROWS else "samples"
 
 
 class Exportable(nn.Module):
-    """A module that can be exported: inputs [B, ...] → probabilities [B, K], or the top k of them with their class ids.
+    """A module for export: inputs [B, ...] → probabilities [B, K], or the top k probabilities with their class ids.
 
     Args:
-        model: a `FixedNoiseHead`, or a model that contains one and returns its probabilities, by themselves or as the
+        model: a `FixedNoiseHead`, or a model that contains one and returns its probabilities, directly or as the
             `.logits` of an object.
-        top_k: how many classes; None for all K.
-        seed: that the noise was drawn with.
-        sets: what prediction sets are made by: a calibration, or [K] probabilities from which each label is given.
+        top_k: number of classes; None for all K.
+        seed: seed of the noise.
+        sets: thresholds of prediction sets: a calibration, or [K] thresholds of the labels' probabilities.
     """
 
     limits: Tensor | None
@@ -211,7 +210,7 @@ class Exportable(nn.Module):
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what an exported file should tell about itself."""
+        """Return the metadata of an exported file."""
         head, noise = self.fixed.head, self.noise
         entries: dict[str, Any] = {
             "method": self.fixed.method,
@@ -232,7 +231,7 @@ class Exportable(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
-        """Return the names of the outputs, in their order: what is added comes after `probs` and `classes`."""
+        """Return the names of the outputs in order: `probs`, `classes`, then the others."""
         names = ["probs"] if self.top_k is None else ["probs", "classes"]
         if self.fixed.uncertainty:
             names += ["entropy", "expected_entropy", "mutual_information"]
@@ -247,9 +246,9 @@ class Exportable(nn.Module):
 
     @torch.no_grad()
     def check(self, *inputs: Tensor) -> None:
-        """Raise for a model that computes with what its head returns, as by a softmax; rows may be chosen and moved.
+        """Raise if the model changes the output of its head, for instance by a softmax; it may select and move rows.
 
-        The model does so to logits. Done to the probabilities that are here in their place, it is something else.
+        Operations on logits would give wrong results on probabilities.
         """
         with self.fixed.capture() as captured:
             outputs = logits_of(self.model(*inputs))
@@ -258,8 +257,8 @@ class Exportable(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return probabilities [B, K]; with top_k [B, k], most probable first, and their class ids [B, k] int64.
 
-        Of a model that ends in a 1 × 1 convolution: [B, K, H, W], or [B, k, H, W]. With more outputs, a tuple of those
-        that `output_names` lists.
+        For a model that ends in a 1 × 1 convolution: [B, K, H, W], or [B, k, H, W]. Several outputs are a tuple in the
+        order of `output_names`.
         """
         outputs = logits_of(self.model(*inputs))
         dim, classes = self.class_dim(outputs), self.fixed.head.num_classes
@@ -281,16 +280,16 @@ class Exportable(nn.Module):
         return results if len(results) > 1 else probs
 
     def _inside(self, probs: Tensor) -> Tensor:
-        """Return which classes are in the prediction set of each row, [..., K] bool, of probabilities [..., K]."""
+        """Return a mask [..., K] of the classes in each row's prediction set, from probabilities [..., K]."""
         assert self.limits is not None
         if not isinstance(self.sets, Conformal):
             return probs >= self.limits
-        # Without chance (u = 0) the steps of the cumulative mass are not broken: the sets are larger, never smaller.
+        # Without randomisation (u = 0) the sets are larger, never smaller.
         scores, ids = class_scores(probs, torch.zeros_like(probs[..., 0]), self.sets.options)
         return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, scores <= self.limits[ids])
 
     def class_dim(self, outputs: Tensor) -> int:
-        """Return which dimension of outputs has the classes: the last one, or the second as of convolutions."""
+        """Return the dimension of the classes in outputs: the last, or the second for convolutions."""
         head, sizes = self.fixed.head, (self.fixed.columns, self.fixed.head.num_classes)
         dims = (1, -1) if isinstance(head, HeadLayer) and head.convolution else (-1, 1)
         return next((dim for dim in dims if outputs.shape[dim] in sizes), -1)
@@ -307,26 +306,26 @@ def exportable(
     uncertainty: bool = False,
     sets: Conformal | np.ndarray | None = None,
 ) -> Exportable:
-    """Return a head, or a model with one, as a plain module of traceable operations.
+    """Return a head, or a model with one, as a module for export.
 
         probs = head.predict(model.backbone(inputs), method=method, noise=exportable(model, method).noise).probs
 
-    It is a copy, on the CPU, in float32 and evaluation mode. The noise of "mc" is drawn once and shared by the batch,
-    so the same inputs always give the same probabilities.
+    The result is a copy on the CPU, in float32 and evaluation mode. The noise of "mc" is drawn once and shared by the
+    batch, so the same inputs always give the same probabilities.
 
     Args:
-        model: a head; a backbone with a head; or any module that contains one head and returns what that returns,
-            as it comes: exports refuse one that changes it, as by a softmax.
-        method: as of `head.predict`: "mc", "deterministic", "mean_field", "probit" or "taylor". DET has no noise, and
-            is "deterministic" whatever the method.
-        num_samples: S, the head's `eval_samples` without.
-        top_k: return the k most probable classes only; None for all.
-        seed: of the noise, drawn by the head's sampler; the head's `eval_seed` without, as `head.predict` has it.
+        model: a head, a backbone with a head, or any module that contains one head and returns its output unchanged;
+            exports raise if the module changes it, for instance by a softmax.
+        method: method of `head.predict`: "mc", "deterministic", "mean_field", "probit" or "taylor". DET has no noise
+            and is always "deterministic".
+        num_samples: S [default: the head's `eval_samples`].
+        top_k: return only the k most probable classes; None for all.
+        seed: seed of the noise, drawn by the head's sampler [default: the head's `eval_seed`, as in `head.predict`].
         order: "samples" or "factors" to force an order of evaluation.
-        uncertainty: also return `entropy`, `expected_entropy` and `mutual_information` [B] as `head.predict` has them,
-            `top_probs` and `top_classes` [B, 5] if there is no top_k, and `novelty` [B] if the head has a density.
-        sets: also return `prediction_set` [B, K] bool and `set_size` [B], by a calibration of
-            `hetxl.metrics.conformal.calibrate`, or for the sigmoid link by `label_thresholds`, [K] probabilities.
+        uncertainty: also return `entropy`, `expected_entropy` and `mutual_information` [B] of `head.predict`,
+            `top_probs` and `top_classes` [B, 5] without top_k, and `novelty` [B] if the head has a density.
+        sets: also return `prediction_set` [B, K] bool and `set_size` [B], from a calibration of
+            `hetxl.metrics.conformal.calibrate`, or for the sigmoid link from `label_thresholds`, [K].
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a head or a module that contains one, found {type(model).__name__}")
@@ -343,13 +342,13 @@ def exportable(
         method = "deterministic"
     copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     if isinstance(copied, Adapted):
-        # The model's own class: it calls its layer and returns what that returns, and knows nothing of heads.
+        # The model's original class, which calls its layer and returns the layer's output.
         copied.__class__ = copied.hetxl_base
     head = find_head(copied)
     noise = fixed_noise(head, samples, seed) if method == "mc" else None
     fixed = FixedNoiseHead(head, method, noise, order, uncertainty)
     for parent in list(copied.modules()):
-        for name, child in list(parent._modules.items()):  # named_children leaves second names out
+        for name, child in list(parent._modules.items()):  # named_children omits repeated modules
             if child is head:
                 setattr(parent, name, fixed)
     return Exportable(fixed if copied is head else copied, top_k, seed, sets).eval()
@@ -368,6 +367,6 @@ def _check_sets(sets: Conformal | np.ndarray | None, head: Head) -> None:
 
 
 def fixed_noise(head: Head, num_samples: int, seed: int) -> Tensor:
-    """Return the standard normals that an export of a head with noise holds, [S, Q] float32, by its sampler."""
+    """Return the standard normals for the export of a head with noise, [S, Q] float32, from its sampler."""
     assert head.covariance is not None
     return head.covariance.fixed_draws(head.sampler, num_samples, seed).clone()

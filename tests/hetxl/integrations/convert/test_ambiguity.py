@@ -39,20 +39,28 @@ def convolutional(features, width):
 @pytest.mark.parametrize(
     ("model", "reason", "names"),
     [
-        (Branches(a=nn.Linear(8, 5), b=nn.Linear(8, 3)), "start from as many features", ["a", "b"]),
+        (Branches(a=nn.Linear(8, 5), b=nn.Linear(8, 3)), "with the same number of features", ["a", "b"]),
         (nn.Sequential(mlp(4, 4, 4), mlp(4, 4, 4)), "repeated blocks", ["0.0", "0.2", "1.0", "1.2"]),
         (squeezed(), r"an activation \(ReLU\) after its last", ["classifier.1"]),
         (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU()), r"activation \(GELU\)", ["0"]),
-        (segmented("classifier", "aux_classifier"), "of as many outputs", ["aux_classifier.3", "classifier.3"]),
-        (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), low_rank(16, 10)), "of as many outputs", ["2.b", "2.base"]),
-        (Branches(body=mlp(8, 16), head=low_rank(16, 10)), "of as many outputs", ["head.b", "head.base"]),
-        (Branches(head=nn.Linear(16, 10), body=mlp(8, 12, 16)), "takes as many features", ["body.2", "head"]),
+        (
+            segmented("classifier", "aux_classifier"),
+            "with the same number of outputs",
+            ["aux_classifier.3", "classifier.3"],
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU(), low_rank(16, 10)),
+            "with the same number of outputs",
+            ["2.b", "2.base"],
+        ),
+        (Branches(body=mlp(8, 16), head=low_rank(16, 10)), "with the same number of outputs", ["head.b", "head.base"]),
+        (Branches(head=nn.Linear(16, 10), body=mlp(8, 12, 16)), "with as many input features", ["body.2", "head"]),
         (
             Branches(head=nn.Linear(16, 10), body=nn.Sequential(nn.Linear(8, 16), nn.ReLU())),
-            "takes as many features",
+            "with as many input features",
             ["body.0", "head"],
         ),
-        (Branches(head=nn.Linear(16, 10), fc=nn.Linear(8, 16)), "takes as many features", ["fc", "head"]),
+        (Branches(head=nn.Linear(16, 10), fc=nn.Linear(8, 16)), "with as many input features", ["fc", "head"]),
         (
             Branches(body=mlp(8, 16), fc=nn.Linear(16, 10), project=mlp(16, 16, 4)),
             "a classifier's name",

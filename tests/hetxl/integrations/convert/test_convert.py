@@ -244,9 +244,7 @@ def test_outputs_in_half_precision():
     torch.manual_seed(0)
     model, inputs = hetxl.convert(Changed(lambda logits: logits.bfloat16()), "det"), torch.randn(301, 8)
     assert torch.equal(features_of(model, inputs[:128]), inputs[:128])
-    with pytest.raises(
-        ValueError, match=r"torch\.bfloat16, which tells only 128 rows apart, and there are 301.*float32"
-    ):
+    with pytest.raises(ValueError, match=r"torch\.bfloat16, which can identify only 128 of 301 rows.*float32"):
         hetxl.fused_loss(model, inputs, torch.zeros(301, dtype=torch.long))
     model.change = lambda logits: logits.bfloat16().float()
     with pytest.raises(ValueError, match="rounding"):

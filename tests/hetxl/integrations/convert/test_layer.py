@@ -170,7 +170,7 @@ def test_rounded_row_numbers_are_refused():
     features = torch.randn(1025, 8)
     with layer.capture() as captured:
         numbers = layer(features)[:, 0]
-    with pytest.raises(ValueError, match=r"torch\.float16, which tells only 1024 rows apart, and there are 1025"):
+    with pytest.raises(ValueError, match=r"torch\.float16, which can identify only 1024 of 1025 rows"):
         captured.rows(numbers.half())
     for row in (300, 1024):  # even one row that rounding puts in another's place
         with pytest.raises(ValueError, match="changes the values"):
