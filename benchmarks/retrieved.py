@@ -4,7 +4,7 @@
     python benchmarks/retrieved.py --classes 20000                  # seconds; too few for an index to be worth it
 
 Both heads have the same weights. Rows of W come in clusters of 50 about a common centre, and features are a row with
-noise, so that there is a right answer with 49 near ones. Ends with code 1 if the two agree on the first class of fewer
+noise, so each has a correct answer with 49 near ones. Ends with code 1 if the two agree on the first class of fewer
 than 99 in 100 examples, or if the index does not make it five times as fast.
 """
 

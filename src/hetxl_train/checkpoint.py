@@ -1,5 +1,5 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, checked before they are used, never unpickled; and
-the state of a model and its optimiser as tensors.
+"""Checkpoints: safetensors and JSON, written atomically, checked before use, never unpickled; and the state of a model
+and its optimiser as tensors.
 
 RUN/checkpoints/step-00000120/tensors.safetensors    weights, buffers, moments of the optimiser, averages
 RUN/checkpoints/step-00000120/tensors/               the same, from processes with a part each: a file of each process
@@ -112,7 +112,7 @@ class Checkpoints:
 
     def _write_parts(self, directory: Path, tensors: dict[str, Tensor], world: World) -> dict[str, str]:
         """Write the parts of all processes as safetensors; return the checksum of each file in the main process."""
-        from torch.distributed import checkpoint as dcp  # with it comes much that other runs do not need
+        from torch.distributed import checkpoint as dcp  # imports much that other runs do not need
 
         # Writing may take long: its collectives are those of a group without a short time-out.
         self._group = self._group or dist.new_group(backend="gloo", timeout=START)
@@ -279,7 +279,7 @@ def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
     names = list(parameters)
     if by_name and (differing := set(names) ^ set(by_name)):
         raise KeyError(min(differing))
-    if isinstance(optimizer, optim.AdamW):  # others would fail in their own way, or start moments anew
+    if isinstance(optimizer, optim.AdamW):  # others would fail in their own way, or reset moments
         for name, state in by_name.items():
             for key in ADAMW.difference(state):
                 raise KeyError(f"optimizer.{key}.{name}")

@@ -31,7 +31,7 @@ def save_pretrained(run: str | Path, directory: str | Path, *, license: str | No
     """Write a finished run to a directory: what prediction needs, its head alone where a file can hold it, and a card.
 
     Args:
-        directory: is created if need be; other files in it stay.
+        directory: created if missing; other files in it do not change.
         license: identifier of a license for the card, such as "apache-2.0".
     """
     trained, target = load_run(run), Path(directory)
@@ -69,7 +69,7 @@ def from_pretrained(
 
 
 def push_to_hub(run: str | Path, name: str, *, private: bool | None = None, license: str | None = None) -> str:
-    """Save a finished run to a repository of the hub, which is created if need be, and return its address.
+    """Save a finished run to a repository of the hub, created if missing, and return its address.
 
     Args:
         name: "owner/repository"; or a path that begins with "/", "./", "../" or "~", which is written instead.

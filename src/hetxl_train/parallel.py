@@ -91,7 +91,7 @@ class Alone:
     divided = False  # whether processes have parts of the weights, so that each needs the others to compute
 
     def divide(self, model: nn.Module) -> None:
-        """Divide the weights of a model among the processes, in their places, before an optimiser has them."""
+        """Divide the weights of a model among the processes, in place, before an optimiser is created."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return what is called in place of the model in training."""

@@ -45,7 +45,7 @@ def rescale(
 
     Args:
         run: finished, on the dataset.
-        directory: of the new run; one that is finished is left as it is.
+        directory: directory of the new run; a finished one does not change.
         label: name in tables; that of the head by default.
         noise: whether the noise scale is fitted too, if there is noise; otherwise τ alone.
         clean: fit nothing, but take the share of the noise that `head.predict(target="clean")` does.
@@ -141,7 +141,7 @@ def rescale_run(
     """Rescale a finished run to its validation split or to other labels, as a new run (`hetxl rescale`).
 
     Args:
-        out: directory of the new run; by default that of the run, which is left as it is, with "-scaled" behind it.
+        out: directory of the new run [default: that of the run with the suffix "-scaled"].
         validation: other data with labels to fit to, all of it or its validation split; None for the run's own.
         noise: whether the noise scale is fitted too.
     """

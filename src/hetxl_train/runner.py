@@ -87,8 +87,8 @@ def run_planned(
 def run_each(work: Callable[[Any], str], runs: Sequence[Any], *, jobs: int | None, console: Console) -> None:
     """Do runs of any kind, each with a `title`, and print a line about each.
 
-    The work does one and returns its result in words; work, runs and jobs as of `parallel_map`. Several accelerators
-    are divided among the processes.
+    `work` does one run and returns its result in words; for the arguments see `parallel_map`. Several accelerators are
+    divided among the processes.
     """
     devices = accelerators(runs[0].config.device) if runs else []
     with console.bar("runs", len(runs)) as bar:

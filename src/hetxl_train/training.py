@@ -32,7 +32,7 @@ def train(
 ) -> Run[Config]:  # fmt: skip
     """Train, evaluate on the test split, and write everything into the run's directory.
 
-    A directory with a run of the same configuration is resumed; a finished one is left as it is.
+    A directory with a run of the same configuration is resumed; a finished run does not change.
 
     Args:
         dataset: opened already, label noise or swaps included; or a DataFrame or `datasets.Dataset`, opened in place of

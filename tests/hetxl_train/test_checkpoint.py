@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, with the one before in their place."""
+"""Checkpoints: complete, or replaced by the previous one."""
 
 import hashlib
 import json

@@ -2,7 +2,7 @@
 
 In every setting, a benchmark with clean labels or noisy ones, DET's learning rate and weight decay are tuned first on
 the validation split, and all heads take over what is best for DET. Then every head is trained for as many steps with
-the same seeds; DET also for as long as HET-XL takes. The test split is looked at once, at the end of each run.
+the same seeds; DET also for the time that HET-XL takes. The test split is used once, at the end of each run.
 """
 
 import itertools

@@ -92,7 +92,7 @@ _LEVERS_OPTIONS = (
 )
 _LOCKED_OPTIONS = (
     Option("data", str, None, "Pairs of your own, as for hetxl contrastive train [three sets].", positional=True),
-    Option("sets", str, None, "Which sets, with commas between, as in icons,glosses [all]."),
+    Option("sets", str, None, "Sets, separated by commas, such as icons,glosses [all]."),
 )
 _FLIPPED = Option("rate", int, 10, "Share of the labels that are flipped, in percent.", minimum=1)
 _MORE_FLIPPED = replace(_FLIPPED, default=30)

@@ -76,7 +76,7 @@ def _worth(summary: Summary, head: str, group: str) -> PairedTest | None:
 def _grid_note(summary: Summary) -> str:
     values = ", ".join(f"{value:g}" for value in summary["grid"])
     if summary["grid"] == [1.0]:
-        return "compared with τ = 1 in the place of the paper's grid search, which `--grid` does"
+        return "compared with τ = 1 instead of the paper's grid search, which `--grid` does"
     return f"the grid is {values}; the best is that of the lowest validation NLL with the first seed"
 
 

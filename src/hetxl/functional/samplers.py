@@ -6,7 +6,7 @@ samples of one example depend on each other, which lowers the variance.
 | `iid` | independent | none |
 | `antithetic` | pairs z, −z | half the normals |
 | `orthogonal` | pairs z, −z; up to Q pairs at right angles to each other | one thin QR for each example |
-| `sobol` | a scrambled Sobol net, shifted anew for each example | an inverse normal for each number |
+| `sobol` | a scrambled Sobol net, with a random shift for each example | an inverse normal for each number |
 
 `docs/methods.md` measures them.
 """

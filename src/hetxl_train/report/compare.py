@@ -308,7 +308,7 @@ def _notes(
 
 
 def verdict(table: HeadTable) -> str:
-    """Return the result in words: which head has the lowest NLL and how sure that is, then what else speaks for it."""
+    """Return the result in words: the head with the lowest NLL and the certainty of that, then its other advantages."""
     known = [row for row in table.heads if table.cell(row, "nll").value is not None]
     if not known:
         return f"No run has {table.split} metrics yet. The plots below show the training so far."

@@ -109,7 +109,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.optimizer: optim.Optimizer | None = None
         self.trained_on: partial[None] | None = None  # shows the rule the part of the batch that was just trained on
         self.noise_kept = True  # False once validation rows have decided against the noise
-        self.validated: dict[str, Any] | None = None  # the last metrics on the validation split, or in its place
+        self.validated: dict[str, Any] | None = None  # the last validation metrics
 
     def _start(self, has_prior: bool) -> Fitted | None:
         """Measure the features, start the bias of the sigmoid link, and set the prior of the head and its ε, if any.

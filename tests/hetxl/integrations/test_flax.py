@@ -1,4 +1,4 @@
-"""Heads from the weights of the authors' layer: their numbers, every entry in its place, and clear refusals."""
+"""Heads from the weights of the authors' layer: values, the position of every entry, and errors."""
 
 import types
 from pathlib import Path
