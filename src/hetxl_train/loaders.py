@@ -1,6 +1,6 @@
-"""Reading rows: their order in training, batches cut into parts, and the rows of an evaluation.
+"""Read rows: their order in training, the division of batches into parts, and the rows of an evaluation.
 
-Data that is slow to read is read ahead in worker processes.
+Worker processes prefetch data that is slow to read.
 """
 
 import functools
@@ -25,9 +25,9 @@ ROUNDS = 6
 
 
 class Order:
-    """A random order of n rows for every epoch: a Feistel network over the numbers below the next power of four, walked
-    until it lands below n. Nothing is stored: an epoch over 100 million rows costs no memory, and a run resumes in the
-    middle of it at once.
+    """A random order of n rows for every epoch: a Feistel network over the numbers below the next power of four,
+    applied until the result is below n. Nothing is stored, so an epoch of 100 million rows needs no memory, and a run
+    resumes in the middle of it immediately.
 
         naive: np.random.default_rng((seed, epoch)).permutation(n)[start:stop]
     """
@@ -39,11 +39,11 @@ class Order:
         self.mask = np.uint64((1 << int(self.half)) - 1)
 
     def of(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows at places start..stop of the endless sequence of epochs, and a seed for each.
+        """Return the rows at positions start..stop of the endless sequence of epochs, and a seed for each.
 
         Returns:
             rows: [stop − start] int64
-            seeds: [stop − start] int64, for augmentation: another one for the same row in every epoch.
+            seeds: [stop − start] int64, for augmentation, different for the same row in each epoch.
         """
         places = np.arange(start, stop, dtype=np.int64)
         epochs = places // self.rows
@@ -62,7 +62,7 @@ class Order:
         keys = [np.uint64(derive_seed(self.seed, epoch, 2, number)) for number in range(ROUNDS)]
         values = self._network(places.astype(np.uint64), keys)
         outside = values >= np.uint64(self.rows)
-        while outside.any():  # at most four times as many numbers as rows: a few walks
+        while outside.any():  # at most four times as many numbers as rows, so a few iterations
             values[outside] = self._network(values[outside], keys)
             outside = values >= np.uint64(self.rows)
         return values.astype(np.int64)
@@ -76,9 +76,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a step's batch is cut: part `accumulated · processes + rank` of equal size goes to `rank`.
+    """The division of a step's batch: part `accumulated · processes + rank` of equal size goes to `rank`.
 
-    One process that accumulates 2n parts therefore sees the very parts of two processes that accumulate n.
+    One process that accumulates 2n parts therefore sees the same parts as two processes that accumulate n.
     """
 
     batch_size: int
@@ -95,11 +95,11 @@ class Parts:
 
     @property
     def count(self) -> int:
-        """Parts of a step over all processes."""
+        """Return the number of parts of a step, over all processes."""
         return self.accumulate * self.processes
 
     def difference(self, processes: int, accumulate: int) -> str:
-        """Return in a few words what differs from a run with other processes and accumulated parts, if anything."""
+        """Describe what differs from a run with other numbers of processes and accumulated parts; empty if nothing."""
         if (processes, accumulate) == (self.processes, self.accumulate):
             return ""
         change = (
@@ -110,18 +110,18 @@ class Parts:
         return f"{change}: noise and dropout are drawn for each part of a batch, so other draws follow from here"
 
     def part(self, accumulated: int) -> int:
-        """Return the number of this process's part within the step."""
+        """Return the index of this process's part within the step."""
         return accumulated * self.processes + self.rank
 
     def places(self, step: int, accumulated: int) -> tuple[int, int]:
-        """Return where the part starts and stops in the endless sequence of examples."""
+        """Return the start and stop of the part in the endless sequence of examples."""
         size = self.batch_size // self.count
         start = step * self.batch_size + self.part(accumulated) * size
         return start, start + size
 
 
 class _Items(TorchDataset):
-    """Whatever a function returns for an index."""
+    """A dataset of the results of a function of the index."""
 
     def __init__(self, get: Callable[[Any], Any]):
         self.get = get
@@ -131,7 +131,7 @@ class _Items(TorchDataset):
 
 
 def _part(split: Split, order: Order, parts: Parts, index: int) -> tuple[Fetched, Tensor | LabelLists]:
-    """Return this process's part with an index that counts from the first step."""
+    """Return this process's part by its index since the first step."""
     rows, seeds = order.of(*parts.places(*divmod(index, parts.accumulate)))
     fetched = split.fetch(rows, seeds)
     return fetched, split.labels.take(fetched.rows)
@@ -140,9 +140,9 @@ def _part(split: Split, order: Order, parts: Parts, index: int) -> tuple[Fetched
 def batches(
     split: Split, order: Order, parts: Parts, first_step: int, steps: int, workers: int = 0, pin: bool = False
 ) -> Feed:
-    """Yield the parts of this process from a step on, with their targets; workers read ahead what is slow to read.
+    """Yield the parts of this process from a step on, with their targets; workers prefetch data that is slow to read.
 
-    With `pin` inputs are in page-locked memory, whose copy to a CUDA device does not wait.
+    `pin` puts inputs into pinned memory, so that copies to a CUDA device are asynchronous.
     """
     part = functools.partial(_part, split, order, parts)
     indices = range(first_step * parts.accumulate, steps * parts.accumulate)
@@ -157,12 +157,12 @@ def _pinned(item: tuple[Fetched, Tensor | LabelLists]) -> tuple[Fetched, Tensor 
 
 
 def blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Return rows in blocks of a size; the last may be smaller."""
+    """Split rows into blocks of a size; the last block may be smaller."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def reader(split: Split, workers: int) -> Reader:
-    """Return a function that reads batches of rows in their order, in worker processes if reading is slow."""
+    """Return a function that reads batches of rows in order, in worker processes if reading is slow."""
     if not split.workers or not workers:
         return functools.partial(map, split.fetch)
 
@@ -188,7 +188,7 @@ def _loader(get: Callable[[Any], Any], indices: Sequence[Any], workers: int, **o
         sampler=indices,
         num_workers=workers,
         collate_fn=_unchanged,
-        generator=torch.Generator(),  # of the workers' seeds, which nothing uses: torch's own is left alone
+        generator=torch.Generator(),  # for unused seeds of workers, to keep torch's random state
         **options,
     )
 

@@ -1,7 +1,7 @@
-"""Where the numbers of a run go beside log.jsonl: TensorBoard, Weights & Biases, MLflow. One interface, one class each.
+"""Loggers in addition to log.jsonl: TensorBoard, Weights & Biases and MLflow, one class each with the same interface.
 
-Servers and projects are chosen by each service's own environment variables, such as WANDB_PROJECT, WANDB_MODE and
-MLFLOW_TRACKING_URI. A resumed run continues its entry there.
+The environment variables of each service choose servers and projects, such as WANDB_PROJECT, WANDB_MODE and
+MLFLOW_TRACKING_URI. A resumed run continues its entry.
 """
 
 import hashlib
@@ -16,16 +16,16 @@ from hetxl._checks import needing, one_of
 from hetxl._files import read_json, write_json
 
 PROJECT = "hetxl"
-"""Of a run in Weights & Biases and MLflow, unless the environment names another."""
+"""Default project in Weights & Biases and MLflow."""
 
 
 class Logger(ABC):
-    """A place for numbers by step.
+    """A logger of numbers by step.
 
     Args:
-        directory: of the run.
+        directory: directory of the run.
         config: all options of the run.
-        after: the last step whose numbers are final; later ones are written again.
+        after: last step with final numbers; later ones are written again.
     """
 
     @abstractmethod
@@ -33,15 +33,15 @@ class Logger(ABC):
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add numbers of a step, by names such as evaluation/nll."""
+        """Log numbers of a step, by names such as evaluation/nll."""
 
     @abstractmethod
     def finish(self, result: Mapping[str, float]) -> None:
-        """Add the numbers of a finished run."""
+        """Log the numbers of a finished run."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection, or close the files."""
+        """Close the connection or the files."""
 
 
 class TensorBoardLogger(Logger):
@@ -58,7 +58,7 @@ class TensorBoardLogger(Logger):
             self._writer.add_scalar(name, value, step)
 
     def finish(self, result: Mapping[str, float]) -> None:
-        """Do nothing: the curves are what it shows."""
+        """Do nothing, since TensorBoard shows only curves."""
 
     def close(self) -> None:
         """Close the files."""
@@ -84,7 +84,7 @@ class WandbLogger(Logger):
         self._run.summary.update(dict(result))
 
     def close(self) -> None:
-        """Upload what is left, or leave it on disk in offline mode."""
+        """Upload remaining numbers, or keep them on disk in offline mode."""
         self._run.finish()
 
 
@@ -98,7 +98,7 @@ class MlflowLogger(Logger):
         self._metric = Metric
         uri = os.environ.get("MLFLOW_TRACKING_URI", (directory / "mlruns").resolve().as_uri())
         if uri.startswith("file:"):
-            # Newer versions prefer a database, which the small package does not have; files are what it is for.
+            # Newer versions prefer a database, which mlflow-skinny does not support; it writes files.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = mlflow.MlflowClient(uri)
         state = directory / "mlflow.json"
@@ -123,15 +123,15 @@ class MlflowLogger(Logger):
         self._client.set_terminated(self._id)
 
     def close(self) -> None:
-        """Do nothing: every call was sent."""
+        """Do nothing, since every call is sent immediately."""
 
 
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger}
-"""By the names of `--loggers`."""
+"""Classes by the names of `--loggers`."""
 
 
 def check_loggers(names: str) -> list[str]:
-    """Return the names in a list with commas, each once; raise for one that is unknown."""
+    """Return the distinct names of a list separated by commas; raise for unknown names."""
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in chosen:
         one_of("loggers", name, LOGGERS)
@@ -139,12 +139,12 @@ def check_loggers(names: str) -> list[str]:
 
 
 def open_loggers(names: Sequence[str], directory: Path, config: Mapping[str, Any], after: int = 0) -> list[Logger]:
-    """Return loggers by name, for a run that continues after a step."""
+    """Open loggers by name, for a run that continues after a step."""
     return [LOGGERS[name](directory, config, after) for name in names]
 
 
 def numbers(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among values by names that all services take: evaluation/precision_at_1."""
+    """Return the numbers among values, by names that all services accept: evaluation/precision_at_1."""
     return {
         f"{kind}/{name.replace('@', '_at_')}": float(value)
         for name, value in values.items()

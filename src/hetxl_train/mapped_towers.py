@@ -1,5 +1,5 @@
-"""Locked towers whose vectors are computed once: pairs that give the vectors of their images, and tables of those of
-texts. What is trained is the layer behind them."""
+"""Locked towers whose vectors are computed once: pairs with the vectors of their images, and tables with the vectors of
+texts. Only the layer after them is trained."""
 
 import zlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from hetxl_train.towers import TextReader, TextTable, TokenTable
 
 
 class TableSplit(Split):
-    """The texts of a table as the inputs of a tower."""
+    """The texts of a table as inputs of a tower."""
 
     def __init__(self, table: TextTable):
         self.table, self.labels = table, Labels(np.arange(len(table.read)))
@@ -38,7 +38,7 @@ class TableSplit(Split):
 
 
 class LockedEncoder:
-    """The vectors of texts by a locked network, an `Encoder` of a `TextReader`."""
+    """An `Encoder` of a `TextReader` that computes the vectors of texts with a locked network."""
 
     def __init__(self, network: Backbone, tokenize: Any):
         self.network, self.tokenize, self.size = network, tokenize, network.out_features
@@ -55,7 +55,7 @@ class LockedEncoder:
 def map_images(
     pairs: Pairs, network: Backbone, directory: Path, workers: int, console: Console, world: World
 ) -> Pairs:  # fmt: skip
-    """Return pairs that give vectors of their images, in NAME-images.npy of a directory, without unreadable images."""
+    """Return pairs with the vectors of their images, stored in NAME-images.npy, without unreadable images."""
     checksum, splits = weights_checksum(network), {}
     for name, split in pairs.splits.items():
         origin = {"data": split_fingerprint(split), "network": checksum}
@@ -66,7 +66,7 @@ def map_images(
 
 
 def _rows_of(split: PairSplit, images: Split, rows: np.ndarray) -> PairSplit:
-    """Return the pairs of some rows, whose images are given."""
+    """Return the pairs of some rows, with the given images."""
     categories, swaps = split.categories, split.swaps
     if swaps is not None and len(rows) < len(split):
         places = np.full(len(split), -1, dtype=np.int64)
@@ -83,7 +83,7 @@ def map_texts(
     reader: TextReader, splits: Sequence[PairSplit], templates: Sequence[str], network: Backbone, directory: Path,
     console: Console, world: World,
 ) -> TextReader:  # fmt: skip
-    """Return a reader of the vectors of texts: those of splits, in templates and without, are in a directory."""
+    """Return a reader of the vectors of texts; those of the splits, with and without templates, are in a directory."""
     mapped = TextReader(reader.tower, reader.buckets, reader.cache, tokenize=reader.tokenize)
     mapped.encoder, checksum = LockedEncoder(network, reader.tokenize), weights_checksum(network)
     mapped.key = (mapped.encoder,)

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each image of a part of a batch is mixed with another, and so are their labels."""
+"""Mixup and cutmix: mix each image of a part of a batch, and its label, with another."""
 
 import math
 
@@ -14,19 +14,19 @@ def mixed(
     images: Tensor, targets: Tensor | LabelLists, num_classes: int, rng: np.random.Generator, *, mixup: float = 0.0,
     cutmix: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return images [B, C, H, W] mixed with those of the reversed batch, and soft targets [B, K].
+    """Mix images [B, C, H, W] with those of the reversed batch, and return them with soft targets [B, K].
 
         share = rng.beta(mixup, mixup); images = share * images + (1 - share) * images.flip(0)
 
-    Cutmix pastes a rectangle of the other image instead; the share is by area. With both, a batch has one of them.
+    Cutmix pastes a rectangle of the other image instead; the share is its area. With both, each batch uses one of them.
 
     Args:
         targets: class ids [B], or lists of labels.
         mixup: α of the Beta distribution of the share; 0 for no mixup.
-        cutmix: α likewise.
+        cutmix: the same for cutmix.
     """
     cut = bool(cutmix) and (not mixup or bool(rng.random() < 0.5))
-    share = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))  # of an image itself
+    share = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))  # of the image itself
     other = images.flip(0)
     if cut:
         rows, columns = (_span(size, math.sqrt(1 - share), rng) for size in images.shape[-2:])
@@ -41,13 +41,13 @@ def mixed(
 
 
 def _span(size: int, side: float, rng: np.random.Generator) -> slice:
-    """Return a random part of a length, a share of it long and cut off at the ends."""
+    """Return a random slice of a length that covers a share of it, clipped at the ends."""
     centre, half = int(rng.integers(size)), int(size * side) // 2
     return slice(max(centre - half, 0), min(centre + half, size))
 
 
 def dense_rows(targets: Tensor | LabelLists, num_classes: int) -> Tensor:
-    """Return class ids [B] or lists of labels as rows [B, K]; that of an example without a label is 0."""
+    """Return class ids [B] or lists of labels as rows [B, K]; rows without a label are 0."""
     if isinstance(targets, LabelLists):
         return targets.dense(num_classes)
     labelled = targets != IGNORE_INDEX

@@ -1,4 +1,4 @@
-"""`hetxl train --noise-only`: noise for the head of a finished run, learned on rows that it was not trained on."""
+"""`hetxl train --noise-only`: add noise to the head of a finished run, learned on held-out rows."""
 
 import dataclasses
 from pathlib import Path
@@ -20,22 +20,22 @@ from hetxl_train.runs import Run, check_single, load_run, open_run
 
 LABEL, FLIPS_LABEL = "HET-XL, noise-only", "DET, noise-only"
 MAX_ENTRIES = 2**28
-"""Labels of several for each row, n × K, that are in memory at once."""
+"""Maximum number of label entries, n × K, in memory."""
 
 
 def add_noise_to_run(
     start: str | Path, *, data: str | None = None, out: str | None = None, seed: int = 0, device: str = "auto",
     console: Console | None = None,
 ) -> Run[TrainConfig]:  # fmt: skip
-    """Learn noise, τ and ε for a finished DET, and write a new run; its weights stay as they are.
+    """Learn noise, τ and ε for a finished DET without changing its weights, and write a new run.
 
     Args:
         start: directory of the run.
-        data: other labelled data to learn from, its validation split or all of it; None for the run's own validation.
-        out: directory of the new run; by default that of the old one with "-noise" behind it.
+        data: other labelled data, its validation split or all of it; None for the run's validation split.
+        out: directory of the new run [default: that of the old run with the suffix "-noise"].
 
     Returns:
-        The new run; the old one where held-out rows say that noise does not help.
+        The new run, or the old run if noise does not lower the NLL of held-out rows.
     """
     console = console or Console()
     run, directory = open_finished(start, out, "noise")
@@ -43,14 +43,14 @@ def add_noise_to_run(
     check_single(trained, "given noise")
     head = trained.model.head
     if head.covariance is not None:
-        raise ValueError(f"{run.path} has a head with noise already; hetxl rescale {run.path} fits its scale")
+        raise ValueError(f"{run.path} already has a head with noise; use hetxl rescale {run.path} to fit its scale")
     dataset = data_for(trained)
     features, targets = held_out_features(trained, rows_to_fit(trained, dataset, data))
     fit = fit_noise(head, torch.cat(features), _dense(targets, head.num_classes), seed=derive_seed(seed, 25))
     console.say(f"Noise for {run.path.name}: {fit.describe()}")
     if not fit.helps:
         hint = f"; hetxl rescale {run.path} fits τ alone" if fit.choice == "temperature" else ""
-        console.say(f"Noise does not help: {run.path} stays as it is{hint}")
+        console.say(f"Noise does not help: {run.path} is not changed{hint}")
         return run
     config = dataclasses.replace(
         run.config, out=str(directory), temperature=str(fit.temperature), temperature_method="train",
@@ -61,7 +61,7 @@ def add_noise_to_run(
         config = dataclasses.replace(config, head="het-xl", rank=NOISE_RANK, covariance="efficient", residual="rank1")
     built = with_defaults(dataclasses.replace(config, pretrained=False), dataset.input)
     noisy = build_model(built, dataset.input, head.num_classes, trained.link).head.to(trained.model.device)
-    noisy.load_state_dict(head.state_dict(), strict=False)  # the classifier, and what standardises its features
+    noisy.load_state_dict(head.state_dict(), strict=False)  # the classifier and the standardisation of its features
     fit.apply(noisy)
     scored = write_derived(run, config, Model(trained.model.backbone, noisy.eval()), dataset, label, fitted_to=data)
     console.say(f"{label}: {scored}, in {directory}")
@@ -69,9 +69,11 @@ def add_noise_to_run(
 
 
 def _dense(targets: Tensor | LabelLists, num_classes: int) -> Tensor:
-    """Return class ids [n], or labels [n, K] of lists."""
+    """Return class ids [n], or lists of labels as [n, K]."""
     if isinstance(targets, Tensor):
         return targets
     if targets.batch * num_classes > MAX_ENTRIES:
-        raise ValueError(f"noise for {num_classes:,} labels takes at most {MAX_ENTRIES // num_classes:,} rows")
+        raise ValueError(
+            f"noise for {num_classes:,} labels takes at most {MAX_ENTRIES // num_classes:,} rows; pass fewer"
+        )
     return targets.dense(num_classes)

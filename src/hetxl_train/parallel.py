@@ -1,4 +1,4 @@
-"""How a model is spread over processes: one small class for each strategy. Nothing else of the loop depends on it."""
+"""Distribute a model over processes, with one class per strategy. The rest of the loop does not depend on it."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from hetxl_train.distributed import World
 
 Network = TypeVar("Network", bound=nn.Module)
 BLOCK = 2**24
-"""Numbers of a divided tensor that travel to the main process at a time."""
+"""Block size for gathering a divided tensor in the main process."""
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -34,7 +34,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def prepare(network: Network, options: ParallelOptions, world: World) -> Network:
-    """Return a network, on its device, that computes the same as the options ask; names of its parameters stay."""
+    """Apply the options to a network on its device; its results and the names of its parameters do not change."""
     if options.sync_batchnorm and world.processes > 1:
         if world.device.type == "cpu":
             raise ValueError("sync_batchnorm needs an accelerator, found device cpu; leave it out")
@@ -42,8 +42,8 @@ def prepare(network: Network, options: ParallelOptions, world: World) -> Network
     if options.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         network.register_forward_pre_hook(_channels_last)
-        # On the CPU, torch 2.13 writes beyond its buffers in the gradient of a strided 1 × 1 convolution of 8 or 12
-        # channels in this format. The convolution of every stride-th pixel is the same.
+        # On the CPU, torch 2.13 writes out of bounds in the gradient of a strided 1 × 1 convolution of 8 or 12 channels
+        # in this format. Convolving every stride-th pixel is equivalent.
         for layer in (module for module in network.modules() if isinstance(module, nn.Conv2d)):
             if world.device.type == "cpu" and layer.kernel_size == (1, 1) and layer.padding == (0, 0):
                 layer.register_forward_pre_hook(partial(_strided_pixels, layer.stride))
@@ -66,9 +66,9 @@ def _strided_pixels(stride: tuple[int, ...], module: nn.Module, inputs: tuple[Te
 
 
 def checkpoint_activations(network: nn.Module) -> None:
-    """Let a network keep the inputs of its blocks alone, and compute the rest again in the backward pass.
+    """Make a network store only the inputs of its blocks, and recompute the rest in the backward pass.
 
-    Networks of timm and transformers do it themselves; blocks of others are the entries of lists and sequences.
+    Networks of timm and transformers have this built in; in others, blocks are the entries of lists and sequences.
     """
     for method, arguments in (("set_grad_checkpointing", (True,)), ("gradient_checkpointing_enable", ())):
         own = [module for module in network.modules() if hasattr(module, method)]
@@ -86,30 +86,30 @@ def checkpoint_activations(network: nn.Module) -> None:
 
 
 class Alone:
-    """One process with the whole model."""
+    """A single process with the whole model."""
 
-    divided = False  # whether processes have parts of the weights, so that each needs the others to compute
+    divided = False  # whether weights are divided over processes, so that a process needs the others to compute
 
     def divide(self, model: nn.Module) -> None:
         """Divide the weights of a model among the processes, in place, before an optimiser is created."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return what is called in place of the model in training."""
+        """Return the module to call instead of the model in training."""
         return model
 
     def accumulating(self, called: nn.Module) -> AbstractContextManager[object]:
-        """Return a context for parts of a batch before the last: their gradients are added up, not exchanged."""
+        """Return a context for all parts of a batch except the last, whose gradients are summed but not exchanged."""
         return contextlib.nullcontext()
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average gradients over the processes that the backward pass has not averaged, once for a step."""
+        """Average the gradients that the backward pass has not averaged over the processes, once per step."""
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         """Scale gradients down to a norm of at most `limit`; return the norm before."""
         return nn.utils.clip_grad_norm_(parameters, limit)
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
-        """Return a context in which every process has all weights of a model, to evaluate rows of its own."""
+        """Return a context in which every process has all weights, to evaluate its own rows."""
         return contextlib.nullcontext()
 
 
@@ -118,7 +118,7 @@ class Replicas(Alone):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model with its gradients averaged over the processes in the backward pass."""
-        # The noise's modules are used in every step of every head: no parameter stays without a gradient.
+        # Every step uses all modules of the noise, so every parameter has a gradient.
         return DistributedDataParallel(model)
 
     def accumulating(self, called: nn.Module) -> AbstractContextManager[object]:
@@ -128,9 +128,9 @@ class Replicas(Alone):
 
 
 class ClassShards(Replicas):
-    """Processes share the classes of a `ShardedClassifier`, and have the rest of the model each.
+    """Processes share the classes of a `ShardedClassifier` and replicate the rest of the model.
 
-    The mesh is (data, classes): processes along `classes` see the same rows, those along `data` other rows.
+    The mesh is (data, classes): processes along `classes` see the same rows, processes along `data` different rows.
     """
 
     divided = True
@@ -140,9 +140,9 @@ class ClassShards(Replicas):
         self.data = world.replicas
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model with the gradients of all but the classifier averaged over all processes.
+        """Return the model with all gradients except the classifier's averaged over all processes.
 
-        Those of processes that share the classes are equal but for what a device does not compute in a fixed order.
+        Processes that share the classes have equal gradients, up to operations without a fixed order.
         """
         divided = divided_parameters(model)
         if len(divided) == sum(parameter.requires_grad for parameter in model.parameters()):
@@ -161,7 +161,7 @@ class ClassShards(Replicas):
                 self.data.sum(local(parameter.grad)).div_(self.data.processes)
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-        """Scale gradients by the norm of all of them; torch's own norm does not mix divided and other tensors."""
+        """Clip gradients by their total norm; torch's norm does not mix divided and other tensors."""
         parts = [[p for p in parameters if isinstance(p, DTensor) is divided] for divided in (True, False)]
         gradients = [[p.grad for p in part if p.grad is not None] for part in parts]
         norm = torch.stack([whole(nn.utils.get_total_norm(some)) for some in gradients if some]).norm()
@@ -173,8 +173,8 @@ class ClassShards(Replicas):
 class Shards(Alone):
     """Every process has a part of each weight, its gradient and its moments (FSDP2).
 
-    A child of the model, such as the backbone or the head, is gathered while it is called; `model.units()` says which,
-    if the model has it.
+    The children of the model, such as the backbone or the head, or those returned by `model.units()`, are gathered
+    while they are called.
     """
 
     divided = True
@@ -204,7 +204,7 @@ class Shards(Alone):
 
     @contextlib.contextmanager
     def gathered(self, model: nn.Module) -> Iterator[None]:
-        """Yield a context in which all weights are in every process, and no call exchanges any."""
+        """Yield a context in which every process has all weights, and calls exchange none."""
         modules: list[Any] = [module for module in model.modules() if hasattr(module, "unshard")]
         for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
@@ -218,7 +218,7 @@ class Shards(Alone):
 
 
 def strategy(name: str, world: World) -> Alone:
-    """Return how the processes share the work: by "ddp" or "fsdp"."""
+    """Return the strategy "ddp" or "fsdp"."""
     if world.processes == 1:
         return Alone()
     if world.mesh is not None:
@@ -236,13 +236,13 @@ def sharing_classes(world: World, config: TrainConfig) -> World:
             f"class_shards must divide the number of processes, {world.processes}, found {shards}; "
             f"leave it out to split the classes over all of them"
         )
-    # Processes that share the classes exchange most: neighbours, which are often on one machine.
+    # Processes that share the classes communicate most, so they are neighbours, which are often on one machine.
     shape, names = (world.processes // shards, shards), ("data", "classes")
     return replace(world, mesh=init_device_mesh(world.device.type, shape, mesh_dim_names=names))
 
 
 def by_division(groups: Iterable[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
-    """Return groups for an optimiser with the parameters whose names have a prefix apart from the others.
+    """Split groups for an optimiser into parameters whose names have a prefix and others.
 
     Fused optimisers do not mix divided and other tensors. The groups do not depend on the number of processes.
     """
@@ -264,19 +264,19 @@ def by_division(groups: Iterable[dict[str, Any]], prefix: str) -> list[dict[str,
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which every process may have a part; all processes call this."""
+    """Return a whole tensor that may be divided over the processes; all processes call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def number(module: nn.Module) -> float:
-    """Return the number that a module such as τ returns, whose parameters may be divided; all processes call this."""
+    """Return the value of a module such as τ, whose parameters may be divided; all processes call this."""
     values = {name: whole(parameter.detach()) for name, parameter in module.named_parameters()}
     return float(torch.func.functional_call(module, values, ()))
 
 
 def whole_on_main(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Return tensors with all of those that are divided, one after the other, in the memory of the main process."""
+    """Gather divided tensors one by one in the main process, and return all tensors."""
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         value = _rows_on_main(tensor, world) if isinstance(tensor, DTensor) else tensor
@@ -287,13 +287,13 @@ def whole_on_main(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tens
 
 @torch.no_grad()
 def _rows_on_main(tensor: DTensor, world: World) -> Tensor:
-    """Return all of a tensor on the CPU of the main process, and nothing in others.
+    """Gather a tensor on the CPU of the main process, and return nothing in others.
 
-    Rows travel in blocks: no other process, and no device, has more than its part and a block.
+    Rows are sent in blocks, so that other processes and devices need memory only for their part and a block.
     """
     mesh = tensor.device_mesh
     ranks: list[int] = mesh.mesh.flatten().tolist()
-    if 0 not in ranks:  # the main process has the same from processes of its own mesh
+    if 0 not in ranks:  # the main process gets the same rows from its own mesh
         return tensor.new_empty(0)
     if mesh.ndim != 1 or not tensor.placements[0].is_shard(0):
         return tensor.full_tensor().cpu()
@@ -315,7 +315,7 @@ def _rows_on_main(tensor: DTensor, world: World) -> Tensor:
 
 
 def divided_like(value: Tensor, tensor: Tensor) -> Tensor:
-    """Return a value, which every process has, divided as a tensor is; one that is divided already stays."""
+    """Divide a replicated value like a tensor; a value that is already divided is returned unchanged."""
     if not isinstance(tensor, DTensor) or isinstance(value, DTensor):
         return value
     return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
@@ -332,7 +332,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load values, which every process has or has its part of, into a module that may be divided."""
+    """Load replicated or divided values into a module that may be divided."""
     own = module.state_dict()
     module.load_state_dict(
         {name: divided_like(value, own[name]) if name in own else value for name, value in state.items()}

@@ -1,6 +1,6 @@
-"""Many runs, each in a directory of its own: one after the other here, or several at a time in processes.
+"""Execute many runs, each in its own directory, sequentially in this process or in parallel in several processes.
 
-How many run at a time is limited by memory; a process keeps the datasets of its last runs open.
+Memory limits the number of parallel runs. A process keeps the datasets of its last runs open.
 """
 
 import sys
@@ -27,51 +27,51 @@ from hetxl_train.tasks.classification import estimate_on
 from hetxl_train.training import train
 
 SHARE = 0.8
-"""Part of the available memory that all runs together may use."""
+"""Share of the available memory that all runs together may use."""
 CACHED = 3
-"""Datasets that a process keeps open."""
+"""Number of datasets that a process keeps open."""
 _datasets: dict[Hashable, tuple[Dataset, Description]] = {}
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to be done."""
+    """A planned run."""
 
-    name: str  # in tables, or of the trial of a search
-    config: TrainConfig  # with a directory that no other run has
-    data: str = "whole"  # the rows that a trial sees: of `hetxl_train.search.trial.DATA`
-    scaled: Path | None = None  # directory of the same head rescaled to the validation split afterwards
+    name: str  # name in tables, or of a trial
+    config: TrainConfig  # with a unique directory
+    data: str = "whole"  # rows of a trial, one of `hetxl_train.search.trial.DATA`
+    scaled: Path | None = None  # directory of the head rescaled to the validation split
 
     @property
     def title(self) -> str:
-        """Its name in a line of progress."""
+        """Return the name in progress lines."""
         return f"{self.name}, seed {self.config.seed}"
 
     @property
     def directory(self) -> Path:
-        """Its run directory."""
+        """Return the run directory."""
         return Path(str(self.config.out))
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do; a run with other options in its directory is an error."""
+        """Return whether the run is finished; raise if its directory has a run with other options."""
         if (self.directory / "config.json").exists():
             check_same(self.config, self.directory)
         return all((directory / "result.json").exists() for directory in self.directories)
 
     @property
     def directories(self) -> list[Path]:
-        """Its directory, and that of the same head rescaled, which is the one that counts."""
+        """Return its directory and that of the rescaled head."""
         return [path for path in (self.directory, self.scaled) if path is not None]
 
 
 def run_planned(
     runs: Sequence[PlannedRun], dataset: Dataset, description: Description, *, jobs: int | None = None, console: Console
 ) -> None:
-    """Do the runs that are not finished, all on the same data, which other processes open themselves.
+    """Execute the unfinished runs, all on the same data, which other processes open themselves.
 
-    Of `jobs` at a time, one thread each, as many run as fit into memory; None is one on each of several accelerators,
-    otherwise one after the other, on all threads.
+    At most `jobs` runs execute at the same time, with one thread each, as many as fit into memory. None means one run
+    per accelerator, or one run on all threads.
     """
     check_jobs(jobs)
     if jobs is None and runs and len(devices := accelerators(runs[0].config.device)) > 1:
@@ -85,7 +85,7 @@ def run_planned(
 
 
 def run_each(work: Callable[[Any], str], runs: Sequence[Any], *, jobs: int | None, console: Console) -> None:
-    """Do runs of any kind, each with a `title`, and print a line about each.
+    """Execute runs of any kind, each with a `title`, and print a line for each.
 
     `work` does one run and returns its result in words; for the arguments see `parallel_map`. Several accelerators are
     divided among the processes.
@@ -104,7 +104,7 @@ def _run(run: PlannedRun, dataset: Dataset, description: Description, console: C
 
 
 def _run_elsewhere(run: PlannedRun) -> str:
-    """Do a run in a process that has not opened its data; return its result in words."""
+    """Execute a run in a process that has not opened its data; return its result in words."""
     dataset, description = cached_dataset(data_source(run.config), lambda: open_data(run.config))
     _run(run, dataset, description, Console(quiet=True))
     scaled = None if run.scaled is None else read_json(run.scaled / "result.json")
@@ -112,7 +112,7 @@ def _run_elsewhere(run: PlannedRun) -> str:
 
 
 def result_line(result: Mapping[str, Any], scaled: Mapping[str, Any] | None = None) -> str:
-    """Return the content of a run's result.json in words, and that of the same head rescaled."""
+    """Describe the result of a run, and of the rescaled head, in one line."""
     split = "test" if "test" in result["metrics"] else "validation"
     rescaled = "" if scaled is None else f", rescaled {scaled['metrics'][split]['nll']:.3f}"
     return f"{split} NLL {result['metrics'][split]['nll']:.3f}{rescaled}, {rough_duration(result['train_seconds'])}"
@@ -121,11 +121,11 @@ def result_line(result: Mapping[str, Any], scaled: Mapping[str, Any] | None = No
 def data_source(config: TrainConfig) -> tuple[Any, ...]:
     """Return the options that the data of a run depends on: runs with the same source can share a dataset."""
     own = tuple(value for name, value in config.to_dict()["data"].items() if name != "workers")
-    return (*own, config.backbone)  # images are read as the backbone takes them
+    return (*own, config.backbone)  # the backbone determines the preprocessing of images
 
 
 def cached_dataset(source: Hashable, load: Callable[[], Dataset]) -> tuple[Dataset, Description]:
-    """Return a dataset and its description, loaded unless that of the source is among the last `CACHED` ones."""
+    """Return a dataset and its description, loaded unless it is among the last `CACHED` datasets."""
     if source not in _datasets:
         while len(_datasets) >= CACHED:
             _datasets.pop(next(iter(_datasets)))
@@ -135,11 +135,11 @@ def cached_dataset(source: Hashable, load: Callable[[], Dataset]) -> tuple[Datas
 
 
 def fitting_jobs(runs: Sequence[PlannedRun], dataset: Dataset, jobs: int, console: Console) -> int:
-    """Return how many runs to do at a time, so that as many of the largest fit into memory."""
+    """Return the number of parallel runs, so that this many of the largest fit into memory."""
     jobs = min(jobs, len(runs))
     if jobs <= 1:
         return 1
-    # Of each head the run with the largest blocks, which come last: a step of every run would take its time.
+    # Measure only the last run of each head, which has the largest blocks, because measuring every run takes long.
     by_size = sorted(runs, key=lambda run: run.config.batch_size * run.config.train_samples * run.config.rank)
     largest = {run.config.head: run for run in by_size}
     needed, label = max((needed_memory(run.config, dataset), run.name) for run in largest.values())
@@ -151,11 +151,11 @@ def fitting_jobs(runs: Sequence[PlannedRun], dataset: Dataset, jobs: int, consol
 
 
 def jobs_for(runs: int, needed: int | None, jobs: int | None, device: str = "auto") -> int:
-    """Return how many of a number of runs to do at a time.
+    """Return the number of parallel runs.
 
     Args:
-        needed: bytes of one; None if unknown.
-        jobs: the most; None for the number of cores, or that of the accelerators.
+        needed: bytes of one run; None if unknown.
+        jobs: maximum; None for the number of cores or accelerators.
     """
     if jobs is None:
         jobs = default_jobs() if find_device(device).type == "cpu" else max(1, len(accelerators(device)))
@@ -167,7 +167,7 @@ def jobs_for(runs: int, needed: int | None, jobs: int | None, device: str = "aut
 
 
 def needed_memory(config: TrainConfig, dataset: Dataset) -> int:
-    """Return the bytes that a process needs for a run: its peak after trying a step, and what the run adds to that."""
+    """Return the bytes of a process for a run: its peak after trying a step, and the memory that the run adds."""
     device = find_device(config.device)
     model = build_model(config, dataset.input, dataset.num_classes, link_of(config, dataset)).to(device)
     parts = Parts(config.batch_size, config.accumulate)
@@ -191,7 +191,7 @@ def peak_memory() -> int:
 
 
 def available_memory(system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that can be used without swapping, here and in a container; None if they are not reported."""
+    """Return the bytes available without swapping, also in a container; None if unknown."""
     try:
         lines = system.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`--start-from`: begin with the weights of another run, or of a checkpoint of timm or transformers.
+"""`--start-from`: initialise with the weights of another run, or of a checkpoint of timm or transformers.
 
 | start | backbone | head |
 | --- | --- | --- |
@@ -30,20 +30,20 @@ from hetxl_train.parallel import divided_like, load_state
 from hetxl_train.runs import Trained, check_single, load_run, open_run
 
 IMAGES = ("image_size", "image_mean", "image_std", "interpolation", "crop", "resize")
-"""Options of images that are taken over from a run."""
+"""Options of images that are inherited from a run."""
 LAST_LAYERS = ("classifier", "classifier.1", "fc", "head", "head.fc")
 """Names of the last layer in checkpoints of timm and transformers."""
 
 
 class Start(NamedTuple):
-    """What a run began with."""
+    """The initial weights of a run."""
 
-    text: str  # in one line
-    head: bool  # whether the classifier is that of the start
+    text: str  # description in one line
+    head: bool  # whether the classifier was loaded
 
 
 def inherited(start: str) -> dict[str, Any]:
-    """Return the options of a run's backbone and images, which a run that starts from it has unless it sets them."""
+    """Return the options of a run's backbone and images, the defaults of a run that starts from it."""
     if Path(start).is_file():
         return {}
     config, defaults = open_run(start).config, TrainConfig()
@@ -53,7 +53,7 @@ def inherited(start: str) -> dict[str, Any]:
 
 
 def start_weights(model: Model, config: TrainConfig, class_names: Sequence[str], link: str) -> Start:
-    """Load the weights that a configuration starts from into a model, in place; a ValueError says what does not fit."""
+    """Load the configured initial weights into a model, in place; raise a ValueError if they do not fit."""
     path = Path(str(config.start_from))
     if path.is_file():
         return _start_from_file(model, path)
@@ -73,23 +73,26 @@ def start_weights(model: Model, config: TrainConfig, class_names: Sequence[str],
 
 @torch.no_grad()
 def _start_head(head: Head, trained: Trained, config: TrainConfig) -> str:
-    """Load the head of a run of the same classes, or of another head its classifier; return what was loaded."""
+    """Load the head of a run with the same classes, or only the classifier of a different head; return what was
+    loaded."""
     before, state = trained.run.config, trained.model.head.state_dict()
     own = head.state_dict()
-    kinds = [options.classifier.replace("sharded", "linear") for options in (before, config)]  # the same weights
+    kinds = [
+        options.classifier.replace("sharded", "linear") for options in (before, config)
+    ]  # these have the same weights
     same = before.head == config.head and kinds[0] == kinds[1]
     parts = ("classifier.", "standardize.") if not same else ("",)
-    # τ is learned or fixed as this run says: the value of the other one goes into the classifier below.
+    # This run determines whether τ is learned or fixed; the old value of τ is folded into the classifier below.
     state = {name: value for name, value in state.items() if name.startswith(parts)}
     state = {name: value for name, value in state.items() if name in own or not name.startswith("temperature.")}
-    # A head that had no statistics of its features has none here.
+    # A head without statistics of its features has none here.
     missing = {
         name: value
         for name, value in own.items()
         if not same or name.startswith(("temperature.", "standardize.", "classifier.draws"))
     }
     _load(head, {**missing, **state}, f"--start-from {trained.run.path}")
-    # softmax(W φ / τ): with another τ, W changes and the probabilities do not.
+    # softmax(W φ / τ): if τ changes, W is scaled so that the probabilities do not change.
     ratio = float(head.temperature()) / float(trained.model.head.temperature())
     if ratio != 1:
         for parameter in head.classifier.parameters():
@@ -112,9 +115,9 @@ def _start_from_file(model: Model, path: Path) -> Start:
 
 
 def load_file_into(body: nn.Module, path: Path, option: str) -> dict[str, Tensor]:
-    """Load a .safetensors file of timm or transformers into a network, in place; return all of its weights.
+    """Load a .safetensors file of timm or transformers into a network, in place; return all its weights.
 
-    Errors begin with the option that named the file.
+    Errors begin with the option that names the file.
     """
     if path.suffix != ".safetensors":
         raise ValueError(f"{option} must be a run directory or a .safetensors file; convert it first")
@@ -127,26 +130,26 @@ def load_file_into(body: nn.Module, path: Path, option: str) -> dict[str, Tensor
 
 
 def _library_module(body: nn.Module) -> nn.Module:
-    """Return the module whose weights have the names of their library."""
+    """Return the module whose weights have the library's names."""
     return body.model if isinstance(body, Pooled | PooledText) else body
 
 
 def _load_body(body: nn.Module, state: Mapping[str, Tensor], option: str) -> None:
-    """Load the weights of a network, without its last layer, brought to the size of this one's images."""
+    """Load the weights of a network without its last layer, resized to this network's images."""
     module: Any = _library_module(body)
     own = module.state_dict()
     prefix = f"{getattr(module, 'base_model_prefix', '')}."
-    # Models of transformers have a last layer beside the network, whose weights then have its name in front.
+    # Models of transformers with a classifier have the network as an attribute, whose name prefixes its weights.
     state = {name.removeprefix(prefix): value for name, value in state.items()}
     state = {name: value for name, value in state.items() if name in own or name.rpartition(".")[0] not in LAST_LAYERS}
     library = sys.modules[type(module).__module__]
     if library.__name__.startswith("timm.") and hasattr(library, "checkpoint_filter_fn"):
-        state = library.checkpoint_filter_fn(state, module)  # timm's own: position embeddings, older names
+        state = library.checkpoint_filter_fn(state, module)  # timm resizes position embeddings and maps older names
     _load(module, {name: _resized(value, own[name]) if name in own else value for name, value in state.items()}, option)
 
 
 def _resized(value: Tensor, own: Tensor) -> Tensor:
-    """Return position embeddings [1, p + n², C] as [1, p + m², C], resized as images; other weights as they are."""
+    """Resize position embeddings [1, p + n², C] to [1, p + m², C] like images; return other weights unchanged."""
     if value.dim() != 3 or own.dim() != 3 or value.shape[::2] != own.shape[::2] or value.shape == own.shape:
         return value
     prefix = next(
@@ -161,7 +164,7 @@ def _resized(value: Tensor, own: Tensor) -> Tensor:
 
 
 def _load(module: nn.Module, state: Mapping[str, Tensor], option: str) -> None:
-    """Load weights by name; raise a ValueError for those that are missing, unknown or of another shape."""
+    """Load weights by name; raise a ValueError for missing, unknown or differently shaped weights."""
     own = module.state_dict()
     problems = [f"{name} is missing" for name in own if name not in state]
     problems += [f"{name} is unknown" for name in state if name not in own]

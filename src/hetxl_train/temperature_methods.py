@@ -1,18 +1,18 @@
-"""The methods to choose the temperature τ: one table for the configuration, the search, the command and the lab."""
+"""The methods to choose the temperature τ, in a table for the configuration, the search, the command and the lab."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose τ."""
+    """A method to choose τ."""
 
-    title: str  # in tables; the paper's, if it is in the paper
-    search: bool = False  # whether it needs many runs, each with another τ
-    learned: bool = False  # whether the loop moves τ; the name is then a value of the option `temperature_method`
-    follows: bool = False  # whether the loop moves τ by a validation loss, which may be that of a share of each batch
+    title: str  # title in tables, from the paper if possible
+    search: bool = False  # whether it needs many runs with different τ
+    learned: bool = False  # whether the loop learns τ; the name is then a value of `temperature_method`
+    follows: bool = False  # whether the loop learns τ on a validation loss, possibly of a share of each batch
     validation: bool = False  # whether it needs validation rows
-    options: tuple[str, ...] = ()  # of a search that only this method reads
+    options: tuple[str, ...] = ()  # options of a search that only this method has
 
 
 METHODS = {

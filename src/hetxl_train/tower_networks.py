@@ -1,4 +1,4 @@
-"""Networks that a tower can be, by name: models of timm, transformers and open_clip, and the backbone of a run.
+"""Networks for towers, by name: models of timm, transformers and open_clip, and the backbone of a run.
 
 | name | image tower | text tower |
 | --- | --- | --- |
@@ -27,11 +27,11 @@ from hetxl_train.runs import load_run, open_run, run_backbone, run_input
 from hetxl_train.start_from import load_file_into
 
 PUBLISHED, RANDOM = "published", "random"
-"""Weights of a tower that are in no file."""
+"""Names of weights that are not files."""
 
 
 class ClipText(nn.Module):
-    """The text half of a model of open_clip, up to its embedding."""
+    """The text tower of an open_clip model."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -42,13 +42,13 @@ class ClipText(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[B, L] ids to [B, D]."""
+        """Map ids [B, L] to [B, D]."""
         model: Any = self.model
         return model.encode_text(ids)
 
 
 class ClipTokenizer:
-    """The tokenizer of a model of open_clip, called as `Tokenizer` is."""
+    """The tokenizer of an open_clip model, with the interface of `Tokenizer`."""
 
     def __init__(self, model: str):
         with importing("open_clip", f"open_clip:{model}"):
@@ -62,13 +62,13 @@ class ClipTokenizer:
 
 
 def is_network(name: str) -> bool:
-    """Whether a tower's name is that of a network of this module."""
+    """Return whether a tower's name is a network of this module."""
     library, _, model = name.partition(":")
     return library in ("timm", "hf", "open_clip", "run") and bool(model)
 
 
 def tokenizer_for(name: str, length: int) -> Callable[[Sequence[str]], Tensor]:
-    """Return what turns texts into the input of a text tower; it has an `input`."""
+    """Return the tokenizer of a text tower, with an attribute `input`."""
     library, _, model = name.partition(":")
     if library == "open_clip":
         return ClipTokenizer(_clip_names(model)[0])
@@ -83,7 +83,7 @@ def tokenizer_for(name: str, length: int) -> Callable[[Sequence[str]], Tensor]:
 
 
 def image_transform(name: str, size: int | None) -> ImageTransform:
-    """Return what the images of a tower go through, at a size or its own."""
+    """Return the transform of a tower's images, at a given size or the tower's size."""
     library, _, model = name.partition(":")
     if library == "open_clip":
         own = _clip_transform(model)
@@ -95,11 +95,11 @@ def image_transform(name: str, size: int | None) -> ImageTransform:
 
 
 def tower_network(options: TowerOptions, side: str, spec: InputSpec, published: bool = True) -> Backbone:
-    """Return the network of an image or a text tower, for inputs of a kind, frozen if the tower is locked.
+    """Return the network of an image or text tower for the given inputs, frozen if the tower is locked.
 
     Args:
         side: "image" or "text".
-        published: whether weights are loaded that are not of a run of two towers; False where those of a run follow.
+        published: whether to load initial weights; False if the weights of a contrastive run are loaded afterwards.
     """
     name, weights = getattr(options, side), getattr(options, f"{side}_weights")
     frozen = getattr(options, f"{side}_lock") != "free"
@@ -120,7 +120,7 @@ def tower_network(options: TowerOptions, side: str, spec: InputSpec, published: 
 
 
 def _of_run(name: str, path: str, spec: InputSpec, frozen: bool, published: bool) -> Backbone:
-    """Return the backbone of a run of `hetxl train`, with its weights if they are published."""
+    """Return the backbone of a run of `hetxl train`, with its weights if `published`."""
     network = load_run(path).model.backbone if published else run_backbone(path)
     if network.out_features == spec.shape[0] and isinstance(network.body, nn.Identity):
         raise ValueError(f"{name} has no backbone: it was trained on vectors; use the vectors as the tower's input")
@@ -131,7 +131,7 @@ def _of_run(name: str, path: str, spec: InputSpec, frozen: bool, published: bool
 
 
 def _clip_names(model: str) -> tuple[str, str | None]:
-    """Return the name of a model of open_clip, and the tag of its weights, if any."""
+    """Return the name of an open_clip model, and the tag of its weights, if any."""
     if model.startswith(("hf-hub:", "local-dir:")):
         return model, None
     name, _, tag = model.partition("/")

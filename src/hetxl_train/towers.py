@@ -1,8 +1,8 @@
-"""Two towers with a contrastive loss, as one module: what is trained, saved and evaluated.
+"""Two towers with a contrastive loss as one module, which is trained, saved and evaluated.
 
 An image tower takes images or their vectors. A text tower takes vectors, the tokens of a model, or texts as bags of
-hashed character n-grams: nothing to learn beforehand, and no word is unknown. Every text is prepared once. Towers that
-were trained elsewhere are those of `tower_networks`, free or locked.
+hashed character n-grams, which need no vocabulary. Every text is prepared once. Pre-trained towers, free or locked, are
+in `tower_networks`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ from hetxl_train.parallel import autocast
 from hetxl_train.tower_networks import image_transform, is_network, tokenizer_for, tower_network
 
 NGRAMS = (2, 3, 4)
-"""Lengths of the n-grams; a whole word counts too."""
+"""Lengths of the n-grams, in addition to whole words."""
 LONGEST = 2048
-"""Characters of a text that are looked at."""
+"""Maximum number of characters of a text that are used."""
 LOSS_OPTIONS = (
     "link", "covariance", "rank", "residual", "noise_init", "noise_group", "normalize", "scale_init",
     "bias_init", "max_scale",
 )  # fmt: skip
 BLOCK = 512
-"""Images or texts that go through a tower at a time, outside of training."""
+"""Batch size of the towers outside of training."""
 
 
 # ---- texts
@@ -48,32 +48,32 @@ BLOCK = 512
 class Bags(NamedTuple):
     """Bags of hashed n-grams as nn.EmbeddingBag takes them."""
 
-    ids: Tensor  # [m] int64, the n-grams of all texts in turn
-    offsets: Tensor  # [B] int64, where each text's begin
+    ids: Tensor  # [m] int64, the n-grams of all texts, concatenated
+    offsets: Tensor  # [B] int64, start of each text
 
     def to(self, device: torch.device) -> "Bags":
-        """Return the same on a device."""
+        """Move to a device."""
         return Bags(self.ids.to(device), self.offsets.to(device))
 
 
 def ngrams(text: str, buckets: int, sizes: Sequence[int] = NGRAMS) -> list[int]:
-    """Return the buckets of a text's n-grams, taken within words whose ends are marked, and of its words.
+    """Return the buckets of a text's n-grams, within words with marked ends, and of its words.
 
         "ab c" with sizes (2,): <a ab b> <ab> <c c> <c>, and their hashes
 
-    Case and extra spaces do not matter. Ids are from 0 to buckets − 1; an empty text has the bucket of the empty word.
+    Case and extra spaces are ignored. Ids are from 0 to buckets − 1; an empty text has the bucket of the empty word.
     """
     pieces = []
     for word in text[:LONGEST].lower().split() or [""]:
         marked = f"<{word}>"
         pieces.append(marked)
-        # A piece as long as the word is the word.
+        # An n-gram as long as the word is the word.
         pieces += [marked[at : at + n] for n in sizes if n < len(marked) for at in range(len(marked) - n + 1)]
     return [crc32(piece.encode("utf-8", "surrogatepass")) % buckets for piece in pieces]
 
 
 class NgramTable:
-    """The n-grams of many texts, counted once."""
+    """The n-grams of many texts, computed once."""
 
     def __init__(self, texts: Sequence[str], buckets: int):
         parts = [np.array(ngrams(text, buckets), dtype=np.int32) for text in texts]
@@ -85,18 +85,18 @@ class NgramTable:
         return len(self._rows)
 
     def take(self, numbers: np.ndarray) -> Bags:
-        """Return the bags of the texts with these numbers, [b]."""
+        """Return the bags of the texts with these indices, [b]."""
         chosen = self._rows.subset(np.asarray(numbers, dtype=np.int64))
         assert chosen.offsets is not None
         return Bags(torch.from_numpy(chosen.ids), torch.from_numpy(chosen.offsets[:-1]))
 
 
 class TokenTable:
-    """The tokens of many texts, [m, L] on demand: of a text tower from another library."""
+    """The tokens of many texts, computed on demand, for text towers of other libraries."""
 
     def __init__(self, texts: Sequence[str], tokenize: Callable[[Sequence[str]], Tensor]):
         parts = [tokenize(texts[start : start + BLOCK]) for start in range(0, len(texts), BLOCK)]
-        # Blocks differ in the length of their longest text.
+        # The longest text differs between blocks.
         rows = [row[row != PADDING].numpy() for part in parts for row in part]
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         self._rows = Labels(np.concatenate(rows).astype(np.int32) if rows else np.empty(0, dtype=np.int32), starts)
@@ -105,7 +105,7 @@ class TokenTable:
         return len(self._rows)
 
     def take(self, numbers: np.ndarray) -> Tensor:
-        """Return the tokens of the texts with these numbers [b], [b, L] int64 with L that of the longest."""
+        """Return the tokens of the texts with these indices [b], [b, L] int64 with the length L of the longest."""
         chosen = self._rows.subset(np.asarray(numbers, dtype=np.int64))
         assert chosen.offsets is not None
         lengths = np.diff(chosen.offsets)
@@ -117,8 +117,7 @@ class TokenTable:
 
 
 class TextTable:
-    """The input of `count` = m texts, each in T templates: m · T texts as a text tower reads them, the first template
-    of all texts first."""
+    """The inputs of `count` = m texts in T templates: m · T texts for a text tower, sorted by template."""
 
     def __init__(self, read: NgramTable | TokenTable | Texts, count: int):
         if count and len(read) % count:
@@ -127,7 +126,7 @@ class TextTable:
         self.templates = max(1, len(read) // count) if count else 1
 
     def take(self, numbers: np.ndarray, template: np.ndarray | int = 0) -> Bags | Tensor:
-        """Return the texts with these numbers [b] as the tower takes them, in one template or each in its own [b]."""
+        """Return the inputs of the texts with these indices [b], in one template or a template per text [b]."""
         at = np.asarray(numbers, dtype=np.int64) + self.count * np.asarray(template, dtype=np.int64)
         if isinstance(self.read, NgramTable | TokenTable):
             return self.read.take(at)
@@ -135,7 +134,7 @@ class TextTable:
 
 
 class Encoder(Protocol):
-    """What gives the vectors of texts: an encoder of another package, or a text tower that is locked."""
+    """An encoder of texts: from another package, or a locked text tower."""
 
     size: int  # D′ of the vectors
 
@@ -145,7 +144,7 @@ class Encoder(Protocol):
 
 
 class TextReader:
-    """Prepare texts for a text tower: n-grams in buckets, tokens of at most a length, or vectors by an encoder.
+    """Prepare texts for a text tower: n-grams in buckets, tokens up to a maximum length, or vectors of an encoder.
 
     Encoded texts are cached in a directory; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
@@ -159,13 +158,13 @@ class TextReader:
         self.encoder: Encoder | None = None
         if self.tokenize is None and tower != "ngrams":
             self.encoder = plugins.load("text_encoders", tower)
-        # Tables are kept with their texts, for all runs of a process; those of a run's own network are kept here.
+        # Tables are cached with their texts, for all runs of a process; those of a run's own network are cached here.
         self.key: tuple[Any, ...] = (tower, buckets, length)
         self.own: dict[tuple[int, tuple[str, ...]], TextTable] = {}
 
     @classmethod
     def of(cls, options: TowerOptions) -> "TextReader":
-        """Return the reader of a configuration's text tower."""
+        """Return the reader for the configured text tower."""
         return cls(options.text, options.buckets, length=options.text_length)
 
     def spec(self, pairs: Pairs) -> InputSpec | None:
@@ -177,9 +176,9 @@ class TextReader:
         return None if self.tokenize is None else self.tokenize.input
 
     def table(self, texts: Texts, templates: Sequence[str] = ("{}",)) -> TextTable:
-        """Return the table of some texts in templates, each with {} where the text goes; cached for the next call.
+        """Return the table of texts in templates with {} in place of the text; cached for the next call.
 
-        Vectors that come with the data go before captions, and into no template.
+        Vectors in the data have priority over captions, and use no template.
         """
         prompts = tuple(templates)
         if (id(texts), prompts) in self.own:
@@ -206,24 +205,24 @@ class TextReader:
 
 
 class NgramTower(nn.Module):
-    """Texts as the mean of the vectors of their n-grams, then a perceptron."""
+    """The mean of the vectors of a text's n-grams, then a perceptron."""
 
     def __init__(self, options: TowerOptions):
         super().__init__()
         embedding = options.embedding
         self.table = nn.EmbeddingBag(options.buckets, embedding, mode="mean")
         nn.init.normal_(self.table.weight)
-        # The mean of n vectors has a variance of 1 / n: brought back to 1, whatever the length of the text.
+        # The mean of n vectors has variance 1 / n; scale it to 1, independently of the length of the text.
         self.norm = nn.LayerNorm(embedding)
         self.body = Mlp(embedding, options.text_width, options.text_depth, options.features, options.dropout)
 
     def forward(self, bags: Bags) -> Tensor:
-        """Bags of n-grams to [B, D]."""
+        """Map bags of n-grams to [B, D]."""
         return self.body(self.norm(self.table(bags.ids, bags.offsets)))
 
 
 class Tower(nn.Module):
-    """A network with D′ features, nn.Identity for vectors, and a trained layer behind it, or none."""
+    """A network with D′ features (nn.Identity for vectors), followed by a trained layer or none."""
 
     def __init__(self, body: nn.Module, in_features: int, features: int, project: bool = True):
         super().__init__()
@@ -233,42 +232,42 @@ class Tower(nn.Module):
         self.layer = nn.Linear(in_features, features) if project else nn.Identity()
 
     def forward(self, inputs: Any) -> Tensor:
-        """Inputs of the network to [B, D]."""
+        """Map inputs of the network to [B, D]."""
         return self.layer(self.body(inputs))
 
     def behind(self) -> "Tower":
-        """Return the same layer as a tower of its own, for vectors of the network."""
+        """Return the trained layer as a separate tower for vectors of the network."""
         tower = Tower(nn.Identity(), 1, 1, project=False)
         tower.layer = self.layer
         return tower
 
 
 class Slopes(NamedTuple):
-    """The gradient of a loss: with respect to the embeddings of some pairs, and to the loss's own parameters."""
+    """The gradient of a loss with respect to the embeddings of pairs and to the loss's parameters."""
 
     images: Tensor  # [b, D]
     texts: Tensor  # [b, D]
-    own: dict[str, Tensor]  # by the names of the parameters; empty where another part of the batch has them
+    own: dict[str, Tensor]  # by parameter name; empty if another part of the batch has them
 
 
 class TwoTowers(nn.Module):
-    """loss(image tower(images), text tower(texts)); the towers give embeddings [B, D]."""
+    """loss(image tower(images), text tower(texts)) with embeddings [B, D]."""
 
     def __init__(self, image: nn.Module, text: nn.Module, loss: ContrastiveLoss):
         super().__init__()
         self.image, self.text, self.loss = image, text, loss
 
     def units(self) -> tuple[nn.Module, ...]:
-        """Return the parts whose weights FSDP gathers while they are called; the loss has all of its own in a call."""
+        """Return the modules whose weights FSDP gathers while they are called; the loss always has all its weights."""
         return self.image, self.text
 
     def forward(
         self, images: Tensor, texts: Bags | Tensor, slopes: Slopes | None = None, *, embed: bool = False, **options: Any
     ) -> Any:
-        """Return the loss of a batch of pairs; options as of the loss.
+        """Return the loss of a batch of pairs; options are those of the loss.
 
-        With the gradient of the loss of a whole batch, of which these are a part: a number that has that gradient.
-        `embed` returns the embeddings instead, [b, D] of images and of texts.
+        With the gradient of a whole batch's loss, of which these pairs are a part, return a number with that gradient.
+        `embed` returns the embeddings of images and of texts instead, [b, D] each.
         """
         image, text = self.image(images), self.text(texts)
         if embed:
@@ -282,47 +281,47 @@ class TwoTowers(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return next(self.parameters()).device
 
 
 class Specs(NamedTuple):
     """Inputs of the towers."""
 
-    image: InputSpec  # an image, or features where the tower is locked
-    text: InputSpec | None  # features where the tower is locked; None for texts
+    image: InputSpec  # an image, or features of a locked tower
+    text: InputSpec | None  # features of a locked tower; None for texts
 
 
 class Embedded(NamedTuple):
-    """Embeddings of pairs, before they are normalised."""
+    """Embeddings of pairs before normalisation."""
 
     split: PairSplit
     images: Tensor  # [n, D]
     texts: Tensor  # [n, D]
-    rows: np.ndarray  # [n] int64, which pairs of the split they are, without images that cannot be read
+    rows: np.ndarray  # [n] int64, indices of the pairs in the split, without unreadable images
 
     @property
     def groups(self) -> np.ndarray:
-        """[n], the same for pairs with equal texts."""
+        """Return group ids [n], equal for pairs with equal texts."""
         return self.split.groups[self.rows]
 
     @property
     def swapped(self) -> np.ndarray | None:
-        """[n] bool, which pairs were swapped; None for a split without swaps."""
+        """Return a mask [n] of swapped pairs; None for a split without swaps."""
         return None if self.split.swaps is None else self.split.swaps.mask(len(self.split))[self.rows]
 
 
 def transform_of(options: ContrastiveConfig) -> ImageTransform:
-    """Return what the images of a configuration go through."""
+    """Return the configured transform of images."""
     own = image_transform(options.image, options.image_size) if is_network(options.image) else None
     return own or ImageTransform(options.image_size or 64)
 
 
 def build_towers(config: ContrastiveConfig, specs: Specs, published: bool = True, **options: Any) -> TwoTowers:
-    """Return the model with the initial weights of the configuration's seed.
+    """Create the model with the initial weights of the configuration's seed.
 
-    The towers are the same for every head of a seed: each part is drawn from a seed of its own. Options are of the
-    loss, beyond those of the configuration. For `published` see `tower_network`.
+    Each part has a separate seed, so the towers are equal for all heads of a seed. `options` are further options of the
+    loss. For `published` see `tower_network`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, 20))
@@ -350,7 +349,7 @@ def image_tower(options: TowerOptions, spec: InputSpec, published: bool = True) 
 def _check_free(side: str, options: TowerOptions) -> None:
     name, lock = getattr(options, side), getattr(options, f"{side}_lock")
     if lock != "free":
-        raise ValueError(f"{side}_lock = {lock} needs a tower that was trained before, found {side} = {name}")
+        raise ValueError(f"{side}_lock = {lock} needs a pre-trained tower, found {side} = {name}")
 
 
 def text_tower(options: TowerOptions, specs: Specs, published: bool = True) -> nn.Module:
@@ -362,7 +361,7 @@ def text_tower(options: TowerOptions, specs: Specs, published: bool = True) -> n
     if specs.text.kind == "text":
         network = tower_network(options, "text", specs.text, published)
         return Tower(network, network.out_features, options.features, project)
-    # As in LiT, the layer is behind the images where both sides are locked and of the same size.
+    # As in LiT, only the image side has a projection if both sides are locked and have the same size.
     size = specs.text.shape[0]
     bare = specs.image.kind == "features" and size == options.features and options.projections == "both"
     return Tower(nn.Identity(), size, options.features, project and not bare)
@@ -373,11 +372,11 @@ def embed_pairs(
     model: TwoTowers, split: PairSplit, table: TextTable, rows: np.ndarray | None = None, *, workers: int = 0,
     precision: str = "float32", world: World | None = None,
 ) -> Embedded:  # fmt: skip
-    """Return embeddings of pairs by a model in evaluation mode, computed in blocks, without augmentation.
+    """Return the embeddings of pairs by a model in evaluation mode, computed in blocks without augmentation.
 
-    The table is that of the split's texts; rows [n] say which pairs, None for all; matrix products are in a precision.
-    The processes of `world`, which all
-    call this, divide the blocks; the main process has the outcome, the others an empty one.
+    `table` has the split's texts, rows [n] select pairs (None for all), and `precision` is that of matrix products. The
+    processes of `world` all call this and divide the blocks; only the main process gets the result, the others an empty
+    one.
     """
     rows = np.arange(len(split)) if rows is None else np.asarray(rows, dtype=np.int64)
     device, dtype = (parameter := next(model.parameters())).device, parameter.dtype
@@ -408,6 +407,6 @@ def _check_read(parts: Sequence[Any], rows: int) -> None:
 
 
 def choose_templates(seeds: Sequence[int] | np.ndarray, templates: int) -> np.ndarray:
-    """Return which of T templates each text of a batch is put into, [b], by its seed [b]."""
-    # The low bits move the image: these are others.
+    """Return the index of the template of each text in a batch, [b], from its seed [b]."""
+    # The low bits seed the image's augmentation, so use others.
     return (np.asarray(seeds, dtype=np.int64) >> 20) % templates

@@ -1,4 +1,4 @@
-"""`hetxl contrastive zero-shot`: name the images of labelled data by the names of its classes, put into templates."""
+"""`hetxl contrastive zero-shot`: classify labelled images by the similarity of their class names in templates."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from hetxl_train.towers import BLOCK, TextReader
 
 KS = (1, 5, 10)
 SHOWN = 24
-"""Images of the report."""
+"""Number of images in the report."""
 
 
 @torch.no_grad()
@@ -35,18 +35,18 @@ def zero_shot_run(
     run: str | Path, data: str, *, split: str = "test", templates: str | None = None, names: Path | None = None,
     num_samples: int = 0, limit: int = 0, device: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return how well a run names the images of labelled data, and write it into the run for its report.
+    """Return the zero-shot accuracy of a run on labelled data, and store it in the run for its report.
 
     Args:
-        data: as for `hetxl train`, of the inputs that the run's image tower takes; all rows where it has no splits.
-        templates: prompts with {} where the name goes and | between them, or a file of them; None for those of the run.
-        names: a file with the name of each class, in the order of the data's; None for the data's own.
-        num_samples: S of noise on the images; 0 for none, as in the paper.
-        limit: the first images of a random order; 0 for all.
+        data: data as for `hetxl train`, with inputs for the run's image tower; all rows if it has no splits.
+        templates: prompts with {} in place of the name, separated by |, or a file of them; None for those of the run.
+        names: file with the class names in the order of the data's classes; None for the data's names.
+        num_samples: S of the noise on the images; 0 for no noise, as in the paper.
+        limit: number of images, drawn at random; 0 for all.
 
     Returns:
-        "top1", "top5", "mean_per_class" (top-1, the mean over classes), "image_to_text@k", "text_to_image@k" (whether
-        one of the k nearest images is of the class), "classes", "images", "chance", "examples", and what it is of.
+        "top1", "top5", "mean_per_class" (top-1, averaged over classes), "image_to_text@k", "text_to_image@k" (whether
+        one of the k nearest images has the class), "classes", "images", "chance", "examples", and the settings.
     """
     one_of("split", split, SPLITS)
     trained = load_contrastive_run(run, find_device(device))
@@ -116,7 +116,7 @@ def zero_shot_run(
 
 
 def _embedded(model: Any, split: Any, rows: np.ndarray, workers: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Return embeddings [n, D] of the images that can be read, and their rows [n]."""
+    """Return embeddings [n, D] of the readable images, and their rows [n]."""
     unreadable, parts, read = UnreadableExamples(), [], []
     for fetched in reader(split, workers)(blocks(rows, BLOCK)):
         unreadable.add(fetched)
@@ -129,7 +129,7 @@ def _embedded(model: Any, split: Any, rows: np.ndarray, workers: int) -> tuple[t
 
 
 def zero_shot_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return results of `zero_shot_run` as a table, a column for each."""
+    """Return results of `zero_shot_run` as a table with a column each."""
     rows = {
         "top-1": "top1",
         "top-5": "top5",

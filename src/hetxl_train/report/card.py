@@ -1,4 +1,4 @@
-"""The model card of a run: what it was trained on, what it reaches, what it confuses, and what it is for."""
+"""The model card of a run: intended use, data, metrics, confusions and limits."""
 
 import json
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from hetxl_train.report.read import Run, read_run
 from hetxl_train.report.tables import as_markdown, text_table
 
 PAIRS = 10
-"""Confused pairs of classes that a card lists."""
+"""Maximum number of confused pairs in a card."""
 TASKS = {"image": "image-classification", "text": "text-classification", "tokens": "text-classification"}
-"""The hub's name of the task by the kind of input; other kinds have none."""
+"""The hub's task by kind of input; other kinds have none."""
 
 
 def model_card(run: str | Path, *, license: str | None = None) -> str:
-    """Return the card of a finished run in markdown, with the front matter that the hub reads.
+    """Return the card of a finished run in markdown, with front matter for the hub.
 
     Args:
-        license: identifier of a license by the hub's list, such as "apache-2.0"; left out without.
+        license: identifier of a license in the hub's list, such as "apache-2.0"; None for no license.
     """
     read = read_run(run)
     if not read.finished:

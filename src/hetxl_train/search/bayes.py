@@ -1,7 +1,7 @@
-"""Bayesian optimisation of τ: a study of optuna on disk, which several machines may share.
+"""Bayesian optimisation of τ with an optuna study on disk, which several machines can share.
 
-Every trial of the study is a run. Several are suggested at a time and run in parallel; their results go back into the
-study. Trials that a killed process left behind are resumed by the search that began them.
+Every trial of the study is a run. Several trials are suggested and run in parallel, and their results are stored in the
+study. A search resumes its own trials after it was killed.
 """
 
 import importlib.util
@@ -23,14 +23,14 @@ PARAMETER = "temperature"
 
 
 class Asked(NamedTuple):
-    """A suggestion of the study: the number of the trial, over all machines, and its τ."""
+    """A suggested trial: its number, over all machines, and its τ."""
 
     number: int
     temperature: float
 
 
 def require_optuna() -> Any:
-    """Return optuna, or raise an error that says how to install it."""
+    """Import optuna, or raise an error that says how to install it."""
     with needing("--method bayes needs optuna", "optuna scipy"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -38,9 +38,9 @@ def require_optuna() -> Any:
 
 
 def open_storage(storage: str | None, default: Path) -> Any:
-    """Return the storage of a study: a journal file, that of `default` for None, or any other that optuna has.
+    """Return the storage of a study: a journal file [default: `default`], or any other storage of optuna.
 
-    redis://… is a journal there, grpc://HOST:PORT a proxy, another address, such as sqlite:///study.db, a database.
+    redis://… is a journal in Redis, grpc://HOST:PORT a proxy; other URLs, such as sqlite:///study.db, are databases.
     """
     optuna = require_optuna()
     text = str(default) if storage is None else storage
@@ -54,7 +54,7 @@ def open_storage(storage: str | None, default: Path) -> Any:
     if "://" in text:
         try:
             return optuna.storages.RDBStorage(text)
-        except Exception as error:  # what a database raises depends on the database
+        except Exception as error:  # databases raise different errors
             raise ValueError(f"--storage {text!r} cannot be used: {' '.join(str(error).split())[:300]}") from None
     Path(text).parent.mkdir(parents=True, exist_ok=True)
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(text))
@@ -64,9 +64,9 @@ class Bayes:
     """A search for the τ with the lowest validation NLL, in a storage of `open_storage`.
 
     Args:
-        directory: of this machine's part of the search.
-        about: the options that all trials share; a study of other options is an error.
-        sampler: "gp", "tpe", or "auto": a Gaussian process where scipy is installed.
+        directory: directory of this machine's part of the search.
+        about: options that all trials share; a study with other options raises an error.
+        sampler: "gp", "tpe", or "auto", a Gaussian process if scipy is installed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Bayes:
         if self.kind == "gp" and importlib.util.find_spec("scipy") is None:
             raise ImportError("sampler = gp needs scipy; install it, or choose tpe")
         self.seed = seed
-        # Its identity among those that share a study, which stays when the search is resumed.
+        # The identity of this search in a shared study, which a resumed search keeps.
         identity = directory / "owner.json"
         if not identity.exists():
             directory.mkdir(parents=True, exist_ok=True)
@@ -109,11 +109,11 @@ class Bayes:
             )
 
     def count(self) -> int:
-        """Return the number of trials of all machines, also of those in progress."""
+        """Return the number of trials on all machines, including running ones."""
         return sum(PARAMETER in trial.params for trial in self.study.get_trials(deepcopy=False))
 
     def unfinished(self) -> list[Asked]:
-        """Return the trials that this search began and did not finish: of a process that was killed."""
+        """Return the unfinished trials of this search, left by a killed process."""
         running = self.optuna.trial.TrialState.RUNNING
         return [
             Asked(trial.number, float(trial.params[PARAMETER]))
@@ -122,11 +122,11 @@ class Bayes:
         ]
 
     def ask(self, count: int) -> list[Asked]:
-        """Suggest new values of τ, as different from one another as the sampler makes them."""
+        """Suggest new values of τ."""
         integer_at_least("count", count, 1)
-        # Another seed for every call: a search that was resumed does not repeat its draws.
+        # A different seed for every call, so that a resumed search does not repeat suggestions.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # samplers say that they are experimental
+            warnings.simplefilter("ignore")  # warnings about experimental samplers
             samplers = self.optuna.samplers
             kind: Callable[..., Any] = samplers.GPSampler if self.kind == "gp" else samplers.TPESampler
             self.study.sampler = kind(seed=derive_seed(self.seed, self.count()) % 2**31, n_startup_trials=count)
@@ -140,12 +140,12 @@ class Bayes:
     def tell(self, number: int, nll: float | None, **attributes: Any) -> None:
         """Store the NLL of a trial; None if it failed."""
         state = self.optuna.trial.TrialState
-        # With the study: a trial that was resumed has no object that could hold them.
+        # Stored with the study, because a resumed trial has no trial object.
         self.study.set_user_attr(f"trial {number}", attributes)
         self.study.tell(number, nll, state=state.FAIL if nll is None else state.COMPLETE, skip_if_finished=True)
 
     def trials(self) -> list[dict[str, Any]]:
-        """Return all trials that ended, of all machines, by their numbers."""
+        """Return all finished trials on all machines, sorted by number."""
         attributes = self.study.user_attrs
         return [
             {
@@ -161,7 +161,7 @@ class Bayes:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the options that differ, in words."""
+    """Describe the options that differ."""
     return [
         f"{key} {there.get(key)!r} there, {here.get(key)!r} here"
         for key in sorted({*there, *here})
@@ -178,9 +178,9 @@ def best_of(trials: list[dict[str, Any]]) -> dict[str, Any] | None:
 def run_steps(
     search: Bayes, total: int, parallel: int, train: Callable[[list[Asked]], list[tuple[float | None, dict[str, Any]]]]
 ) -> None:
-    """Suggest, run and store `parallel` trials at a time, until the study has `total`.
+    """Suggest, run and store `parallel` trials at the same time, until the study has `total` trials on all machines.
 
-    The trials of all machines count. `train` returns for each τ its NLL (None if it failed) and attributes to store.
+    `train` returns for each τ its NLL (None if it failed) and attributes to store.
     """
     waiting = search.unfinished()
     while True:

@@ -1,4 +1,4 @@
-"""How a search chooses τ: its options, and the runs of each method."""
+"""Options of a search for τ, and the runs of each method."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)
 
 @dataclass(frozen=True)
 class Search:
-    """How to choose τ."""
+    """Options of a search for τ."""
 
     method: str = "grid"  # of `METHODS`
     grid: Sequence[float] = GRID  # values of τ that `grid` tries
@@ -60,29 +60,29 @@ class Search:
 
     @property
     def single_training(self) -> bool:
-        """Whether it takes one run."""
+        """Return whether the method takes one run."""
         return not METHODS[self.method].search
 
     @property
     def needs_validation(self) -> bool:
-        """Whether it needs rows that are not trained on."""
+        """Return whether the method needs validation rows."""
         return METHODS[self.method].validation and not self.held_out
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """Return the name in tables."""
         variants = {" (2 folds)": self.folds == 2, " (+ retrain)": self.retrain}
         variants |= {f" ({100 * self.held_out:.1f} %)": self.held_out > 0, " (val)": self.method == "gradient"}
         return METHODS[self.method].title + next((text for text, applies in variants.items() if applies), "")
 
     @property
     def split(self) -> str:
-        """The split that τ is chosen on."""
+        """Return the split on which τ is chosen."""
         return "test" if self.folds == 2 else "validation"
 
 
 def lengthened(config: TrainConfig, share: float) -> TrainConfig:
-    """Return a run longer by the share of each batch that is not trained on, as in the paper: 12.5 % for 12.5 %."""
+    """Lengthen a run by the held-out share of each batch, as in the paper: by 12.5 % for 12.5 %."""
     if not share:
         return config
     if config.steps is not None:
@@ -119,7 +119,7 @@ def single_trial(config: TrainConfig, search: Search, directory: Path, data: str
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that all trials of a search have in common, to recognise a study that others share."""
+    """Return the options that all trials of a search share, to identify a shared study."""
     own = {
         "out",
         "device",

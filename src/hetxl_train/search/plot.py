@@ -1,4 +1,4 @@
-"""Write a search as a page: τ over training, and for a search over τ the NLL of each value."""
+"""Write the page of a search: τ over training, and the NLL of each tried τ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

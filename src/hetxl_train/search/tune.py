@@ -31,21 +31,21 @@ FORMAT = 1
 
 
 def tune(config: TrainConfig, search: Search, *, console: Console | None = None) -> Path:
-    """Choose τ; a search that was stopped resumes, and does not repeat finished trials.
+    """Choose τ; a stopped search resumes and does not repeat finished trials.
 
     The temperature of the configuration is replaced. The result is the path of tune.json, in `config.out` or
     runs/tune-DATA-HEAD-METHOD.
     """
     console = console or Console()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("tune starts processes of its own; run it without torchrun")
+        raise ValueError("tune starts its own processes; run it without torchrun")
     config = dataclasses.replace(config, temperature="auto", temperature_method="train", temperature_held_out=0.0)
     directory = default_directory(config, search) if config.out is None else Path(config.out)
     path = directory / "tune.json"
     options = _options(config, search)
     if path.exists():
         _check_same(path, options)
-        console.say(f"{directory} is done already; remove it, or choose another --out, to choose again")
+        console.say(f"{directory} is done already; to search again, remove it or choose another --out")
         return path
     if directory.exists() and any(directory.iterdir()) and not (directory / "search.json").exists():
         raise ValueError(f"{directory} has files but no search.json; choose another --out")

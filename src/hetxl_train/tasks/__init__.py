@@ -1,5 +1,5 @@
-"""Tasks: what a run trains. A task owns its model, the loss of a batch, its validation and its result; the loop, the
-checkpoints and the run directory know no more of it than `Task`."""
+"""Tasks define what a run trains: the model, the loss of a batch, validation and result. The loop, the checkpoints and
+the run directory use only the interface `Task`."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -17,9 +17,9 @@ from hetxl_train.loaders import Feed, Order, Parts
 
 
 class Loss(NamedTuple):
-    """The loss of a part of a batch, over the examples that could be read."""
+    """The loss of a part of a batch, over its readable examples."""
 
-    value: Tensor  # a sum over examples, or a mean over the batch of all processes (`Task.examples` is None)
+    value: Tensor  # a sum over examples, or if `Task.examples` is None a mean over the batch of all processes
     examples: int
 
 
@@ -28,17 +28,17 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Task(ABC, Generic[Config, Data, Network]):
-    """A kind of run, ready to train: the loop calls the methods from `loss` to `after_step` in their order."""
+    """A task of a run; the loop calls the methods from `loss` to `after_step` in this order."""
 
-    model: Network  # what is trained, on its device
-    whole: Network  # what is saved: the model, with its frozen backbone where features are read from a file
+    model: Network  # the trained model, on its device
+    whole: Network  # the saved model, including a frozen backbone whose features are read from a file
     split: Split  # rows to train on
     order: Order
     steps: int
-    examples: int | None = None  # that the summed losses of a step are divided by; None where the loss is a mean
-    evaluations: ClassVar[int] = 10  # per run, if the configuration does not say
-    monitor: ClassVar[str | None] = None  # metric of `validate` whose lowest value marks the best checkpoint
-    command: ClassVar[str] = ""  # of the command line that it belongs to, before `report`
+    examples: int | None = None  # divisor of the summed losses of a step; None if the loss is a mean
+    evaluations: ClassVar[int] = 10  # default number per run
+    monitor: ClassVar[str | None] = None  # metric of `validate` that is lowest at the best checkpoint
+    command: ClassVar[str] = ""  # prefix of `report` on the command line
 
     def __init__(self, config: Config, dataset: Data, world: World):
         if "train" not in dataset.splits:
@@ -52,10 +52,10 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Return groups for an optimiser, each with "scale" (its multiple of the learning rate) and "names"."""
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
-        """Take what the loop has built, before its first step."""
+        """Receive the loop's objects before its first step."""
 
     def prepared(self, feed: Feed, step: int) -> Feed:
-        """Return the parts of a step's batch, as the loss takes them one after the other."""
+        """Return the parts of a step's batch for successive calls of the loss."""
         return feed
 
     @abstractmethod
@@ -63,53 +63,53 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Return the loss of a part of a batch, with all randomness seeded by the step, from 0, and the part.
 
         Args:
-            called: the model, or what wraps it over several processes.
-            part: its number within the step, over all processes.
+            called: the model, or its wrapper for several processes.
+            part: index of the part within the step, over all processes.
         """
 
     def after_backward(self) -> None:
-        """Look at the part of the batch whose gradients were just added."""
+        """Process the part of the batch whose gradients were just added."""
 
     def before_step(self, step: int, examples: int) -> None:
-        """Change gradients, which are means, before they are clipped; `examples` is the count of this process."""
+        """Change the mean gradients before clipping; `examples` is the count of this process."""
 
     def clipped(self, norm: Tensor) -> None:
-        """Note the norm of the gradients before they were clipped."""
+        """Receive the norm of the gradients before clipping."""
 
     def after_step(self, step: int) -> None:
-        """Act on the weights after a step of the optimiser."""
+        """Change the weights after a step of the optimiser."""
 
     @abstractmethod
     def status(self) -> dict[str, float]:
-        """Return what every line of the log has beside the loss."""
+        """Return the values that every line of the log has in addition to the loss."""
 
     @abstractmethod
     def validate(self) -> dict[str, Any]:
-        """Return metrics of the model as it is, the same in all processes, which all call this; in evaluation mode."""
+        """Return validation metrics of the current model, equal in all processes, which all call this."""
 
     @abstractmethod
     def estimate(self, parts: Parts) -> Estimate | None:
-        """Measure a step in the main process alone; return time and memory of the run, None if no row could be read."""
+        """Estimate time and memory of the run by a step in the main process; None if no row could be read."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return the content of model.json: what is needed to build the model again without its data."""
+        """Return the content of model.json, which describes the model without its data."""
 
     def write_data(self, directory: Path) -> None:
-        """Write what the configuration changed in the data."""
+        """Write the changes that the configuration made to the data."""
 
     def choose_weights(self) -> None:
-        """Change the trained weights for better ones, before they are saved; called in all processes."""
+        """Replace the trained weights by better ones before they are saved; called in all processes."""
 
     @abstractmethod
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
-        """Evaluate the trained model, write what a report shows, and return the task's part of result.json.
+        """Evaluate the trained model, write the data of the report, and return the task's part of result.json.
 
-        All processes call this, and the main process writes. Validate again if the weights are others than those of the
-        last validation.
+        All processes call this, and the main process writes. `validate` requests a new validation, if the weights
+        differ from those of the last one.
         """
 
     @staticmethod
     @abstractmethod
     def summary(result: dict[str, Any]) -> str:
-        """Return a result in one line."""
+        """Describe a result in one line."""
