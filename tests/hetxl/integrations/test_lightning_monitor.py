@@ -235,7 +235,7 @@ def test_targets_by_a_function_of_the_batch(tmp_path):
 
 
 def test_predictions_that_do_not_fit_the_targets(tmp_path):
-    with pytest.raises(ValueError, match=r"targets must be class ids of shape \[1\].*HeadMonitor.*calibration=False"):
+    with pytest.raises(ValueError, match=r"targets must be class ids of shape \[1\].*calibration=False to HeadMonitor"):
         monitored(Plain("part"), tmp_path)
     monitored(Plain("part"), tmp_path, HeadMonitor(calibration=False))
 
