@@ -403,7 +403,7 @@ def test_parameters_that_hold_themselves_are_refused():
     ("text", "message"),
     [
         ("label,label\n" + "a,b\n" * ROWS, r"several columns called 'label'"),
-        ("species\n" + "a\nb\n" * (ROWS // 2), r"the first line, 'species', is no label of another row"),
+        ("species\n" + "a\nb\n" * (ROWS // 2), r"the first line, 'species', is not a label of another row"),
     ],
 )
 def test_label_files_that_could_mean_two_things_are_refused(tmp_path, text, message):

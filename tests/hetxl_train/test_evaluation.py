@@ -83,7 +83,7 @@ def test_mismatched_data_raises(finished, tmp_path):
         evaluate_run(finished, "synthetic:rows=200,classes=9,features=4", device="cpu")
     with pytest.raises(ValueError, match=r"takes features of shape \[4\], but this data has features of shape \[5\]"):
         evaluate_run(finished, "synthetic:rows=200,classes=8,features=5", device="cpu")
-    with pytest.raises(ValueError, match="goes with files; 'synthetic' is built in and has its own"):
+    with pytest.raises(ValueError, match="is only for files; 'synthetic' is built in and has its own"):
         evaluate_run(finished, "synthetic:rows=200,classes=8", labels="a.npy", device="cpu")
     with pytest.raises(FileNotFoundError, match="missing"):
         evaluate_run(finished, str(tmp_path / "missing"), device="cpu")

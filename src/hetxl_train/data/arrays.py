@@ -59,7 +59,7 @@ def read_arrays(
     """
     suffix = path.suffix.lower()
     if labels is not None and (path.is_dir() or suffix != ".npy"):
-        raise ValueError(f"labels={labels} goes with a .npy file of features; {path} must hold its labels itself")
+        raise ValueError(f"labels={labels} is only for .npy files of features; {path} must contain its labels")
     if path.is_dir():
         return _read_directory(path, columns, cache, splits)
     if suffix == ".npy":
@@ -79,12 +79,12 @@ def _parts(by_split: dict[str, Part], class_names: Sequence[str] | None = None) 
 
 
 def is_array_directory(directory: Path) -> bool:
-    """Whether a directory holds array files under the names of this module."""
+    """Return whether a directory has array files with the names of this module."""
     return next(_feature_files(directory), None) is not None
 
 
 def check_features(arrays: Sequence[MappedArray], finite: bool = True) -> InputSpec:
-    """Return the input of a model for arrays of features, floating-point and of one width; `finite` looks for NaN."""
+    """Return the input of feature arrays, which must be floating-point and of equal width; `finite` rejects NaN."""
     width = arrays[0].shape[1]
     for array in dict.fromkeys(arrays):  # several parts may share one
         if not array.is_float:
@@ -168,7 +168,7 @@ def _read_container(path: Path, columns: Columns, splits: bool) -> Parts:
         if split.dtype.kind not in "US" or split.shape != (rows,):
             raise ValueError(
                 f"{split} must be {rows:,} strings (train, validation or test), one for each row, found {split.dtype} "
-                f"of shape {list(split.shape)}; or give each split keys of its own, as train_features"
+                f"of shape {list(split.shape)}; or use separate keys for each split, such as train_features"
             )
         names = label_files.names_from_array(split)
         added = split_parts(whole, (split_name(path, name, number) for number, name in enumerate(names, 1)))

@@ -33,7 +33,7 @@ class Cells:
     ) -> None:  # fmt: skip
         self.data = dataset.select_columns([column]).with_format("arrow")
         self.source, self.directory = source, directory
-        # Files that are mapped: reading one that was cut off would end the process.
+        # Mapped files, which are checked because reading a truncated one would kill the process.
         self.stamps = {path: stamp(path) for path in (*mapped, *(file["filename"] for file in dataset.cache_files))}
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class ArrowTable(Table):
 
 
 class ParquetTable(ArrowTable):
-    """Parquet files. They cannot be read row by row: what must be is copied into the cache first, and says so."""
+    """Parquet files. They have no random access, so columns that need it are copied to the cache, with a message."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.paths = [str(path) for path in paths]
@@ -215,7 +215,7 @@ def _open_parquet(path: str) -> Iterator[Any]:
             yield file
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is not a readable parquet file ({reason}): it was cut off or damaged") from error
+        raise ValueError(f"{path} is not a readable parquet file ({reason}): it was truncated or damaged") from error
 
 
 def open_arrow(path: str | Path) -> ArrowTable:
@@ -227,7 +227,7 @@ def open_arrow(path: str | Path) -> ArrowTable:
     import pyarrow as pa
 
     try:
-        # pyarrow believes offsets, and a wrong one would end the process: they are checked before anything reads them.
+        # pyarrow does not check offsets, and a wrong one would kill the process, so they are checked first.
         try:
             table, mapped = pa.ipc.open_file(pa.memory_map(str(path))).read_all(), [str(path)]
         except pa.ArrowInvalid:
@@ -239,7 +239,7 @@ def open_arrow(path: str | Path) -> ArrowTable:
         return ArrowTable(dataset, str(path), Path(path).parent, mapped)
     except (pa.ArrowException, ValueError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is not a readable Arrow file ({reason}): it was cut off or damaged") from error
+        raise ValueError(f"{path} is not a readable Arrow file ({reason}): it was truncated or damaged") from error
 
 
 def _kind_of_type(kind: Any) -> str:

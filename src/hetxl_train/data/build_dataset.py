@@ -56,7 +56,7 @@ def split_name(path: str | Path, value: Any, number: int) -> str:
 
 
 def split_in_name(file: str) -> str:
-    """Return the split that the name of a file says: train-00000.tar, test.csv; `UNSPLIT` if it says none."""
+    """Return the split in the name of a file, such as train-00000.tar or test.csv; `UNSPLIT` if there is none."""
     words = re.split(r"[^a-z]+", PurePosixPath(file).stem.lower())
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), UNSPLIT)
 
@@ -99,7 +99,7 @@ def assemble(
     if UNSPLIT in parts:
         key = "test" if plan.whole and len(parts) == 1 else "train"
         if key in parts:
-            raise ValueError(f"{name} has rows without a split beside its {key} rows; name the split of every row")
+            raise ValueError(f"{name} has {key} rows and rows without a split; name the split of every row")
         parts[key] = parts.pop(UNSPLIT)
     for split, (_, raw) in parts.items():
         if len(raw) == 0:
@@ -140,8 +140,8 @@ def split_rows(
 ) -> dict[str, np.ndarray]:
     """Return the rows, ascending [n_split], of "train" and of the splits named, a tenth of all for each of these.
 
-    The rows are shuffled by the seed and cut. Every class with two rows or more keeps one in "train": if all of them
-    were drawn for the other splits, the first goes back. A class with one row stays where it fell.
+    The rows are shuffled by the seed and divided. Every class with at least two rows keeps one in "train": if all of
+    them were drawn for other splits, the first one is moved back. A class with one row is not moved.
 
     Peak memory is the shuffled rows and the sorted parts, in four-byte integers: about 1 GB for 100 million rows.
     """

@@ -1,4 +1,4 @@
-"""The directory for files that can be made again, and copies of data whose rows cannot be read in any order."""
+"""The cache directory, and copies of data without random access."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ def make_cache_directory(cache: Path | None = None) -> Path:
 
 
 def fingerprint_of(addresses: Sequence[str], *more: str) -> str:
-    """Return a name that changes whenever one of the files does: by their sizes and when they were changed."""
+    """Return a name that changes with the size or modification time of one of the files."""
     key = [*more]
     for address in addresses:
         fs, path = open_address(address)
@@ -49,12 +49,12 @@ def fingerprint_of(addresses: Sequence[str], *more: str) -> str:
 
 
 def write_checksum(path: Path) -> None:
-    """Write the checksum of a copy, a file or a directory, beside it."""
+    """Write the checksum of a copy, a file or a directory, to a file with its name."""
     write_bytes(_checksum_path(path), _checksum(path).encode())
 
 
 def is_whole(path: Path) -> bool | None:
-    """Whether a copy has the checksum beside it; None if one of the two does not exist."""
+    """Return whether a copy matches its checksum; None if one of the two does not exist."""
     if not path.exists() or not _checksum_path(path).exists():
         return None
     return _checksum_path(path).read_bytes() == _checksum(path).encode()

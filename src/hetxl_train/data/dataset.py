@@ -1,4 +1,4 @@
-"""The dataset contract: what runs, evaluation and reports ask of data, whatever it was read from."""
+"""The interface of datasets for runs, evaluations and reports, for all kinds of data."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ class Unreadable(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Some rows of a split."""
+    """Rows that were read from a split."""
 
     inputs: Tensor  # [b, ...]: features float32, tokens int64 or images float32
     rows: np.ndarray  # [b] int64, the numbers of these rows, without those that could not be read
@@ -40,7 +40,7 @@ class Fetched(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An example as a person recognises it: a text, an image, or both."""
+    """An example to show: a text, an image, or both."""
 
     text: str | None = None
     image: str | None = None  # the path of an image
@@ -50,8 +50,8 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The input of a backbone: features [D], tokens [C] (ids of the C before the one to predict), an image [3, H, W] or
-    [1, H, W], or a text: at most [L] ids of tokens, with −1 behind its end.
+    """The input of a backbone: features [D], tokens [C] (ids of the C preceding tokens), an image [3, H, W] or
+    [1, H, W], or a text of at most [L] token ids, padded with −1.
     """
 
     kind: InputKind
@@ -61,7 +61,7 @@ class InputSpec:
 
     @property
     def transform(self) -> ImageTransform:
-        """What brings images to these inputs, without augmentation."""
+        """Return the transform of images to these inputs, without augmentation."""
         plain = Preprocessing() if self.shape[0] == 3 else GREY
         return ImageTransform(self.shape[-1], self.image or plain)
 
@@ -93,7 +93,7 @@ class Split(ABC):
 
 
 class RelabelledSplit(Split):
-    """A split with other labels; inputs and shown examples are those of the source."""
+    """A split with different labels, and the inputs and shown examples of its source."""
 
     def __init__(self, source: Split, labels: Labels) -> None:
         self.source, self.labels, self.workers = source, labels, source.workers
@@ -108,7 +108,7 @@ class RelabelledSplit(Split):
 
 
 class PartSplit(Split):
-    """Some rows [n] of another split, with their labels there or others."""
+    """Some rows [n] of another split, with the same or different labels."""
 
     def __init__(self, source: Split, rows: np.ndarray, labels: Labels | None = None):
         self.source, self.rows, self.workers = source, np.asarray(rows, dtype=np.int64), source.workers
@@ -118,7 +118,7 @@ class PartSplit(Split):
         """Read rows as the source reads them; rows that cannot be read are left out."""
         rows = np.asarray(rows, dtype=np.int64)
         fetched = self.source.fetch(self.rows[rows], seeds)
-        # The source says which of its rows it read; here they have other numbers.
+        # Convert the source's row numbers to those of this split.
         own = {int(theirs): int(row) for theirs, row in zip(self.rows[rows], rows, strict=True)}
         read = np.array([own[int(theirs)] for theirs in fetched.rows], dtype=np.int64)
         return Fetched(fetched.inputs, read, fetched.unreadable)
@@ -129,7 +129,7 @@ class PartSplit(Split):
 
 
 class Stored:
-    """A dataclass of arrays [m] int64, numbers and texts that has a .npz file: what was changed in the data."""
+    """A dataclass of arrays [m] int64, numbers and texts with a .npz file, which records changes of the data."""
 
     what: ClassVar[str]  # it holds, for errors
 
@@ -139,7 +139,7 @@ class Stored:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Self":
-        """Read a file that `save` wrote."""
+        """Read a file written by `save`."""
         columns: dict[str, type] = {item.name: item.type for item in dataclasses.fields(cls)}  # pyright: ignore
         if not Path(path).is_file():
             raise FileNotFoundError(f"{os.fspath(path)} does not exist; hetxl train writes it")
@@ -174,7 +174,7 @@ class Dataset:
 
     @property
     def multi_label(self) -> bool:
-        """Whether examples have any number of labels."""
+        """Return whether examples have several labels."""
         return any(split.labels.multi for split in self.splits.values())
 
     def without(self, name: str) -> "Dataset":
@@ -183,10 +183,10 @@ class Dataset:
 
 
 class UnreadableExamples:
-    """Collect examples that could not be read; a few are left out, too many end the run.
+    """Collect unreadable examples; a few are skipped, too many stop the run.
 
-    At most `share` of the rows seen may be unreadable, from `minimum` rows on; `finish` applies it in any case. It, and
-    what raises before it, write the full list to `path`, if any.
+    At most `share` of the rows may be unreadable, checked after `minimum` rows and by `finish`. The full list is
+    written to `path`, if any, by `finish` and before an error.
     """
 
     def __init__(self, share: float = 0.01, minimum: int = 100, path: Path | None = None) -> None:

@@ -30,7 +30,7 @@ UNLIKELY, DIFFERENT = 6.0, 0.05
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Equal inputs among the rows that were searched; unless these are all rows, there may be more."""
+    """Equal inputs among the searched rows; there may be more if not all rows were searched."""
 
     looked_at: dict[str, int]  # the number of rows searched, by split
     within: dict[str, int]  # by split, rows equal to an earlier row of that split
@@ -122,7 +122,7 @@ class Description:
 
 
 def describe(dataset: Dataset) -> Description:
-    """Count what a dataset holds; takes a few seconds, whatever its size, beyond one scan of the labels."""
+    """Describe a dataset; takes a scan of the labels and a few seconds for any size."""
     if not dataset.splits:
         raise ValueError(f"dataset {dataset.name!r} has no splits to describe")
     counts = {name: split.labels.counts(dataset.num_classes) for name, split in dataset.splits.items()}
@@ -175,8 +175,8 @@ def _label_differences(counts: Mapping[str, np.ndarray]) -> Iterator[str]:
         share = np.abs(np.subtract(*(pair / pair.sum(1, keepdims=True)))).sum() / 2
         if excess > UNLIKELY and share > DIFFERENT:
             yield (
-                f"labels of {second} are distributed unlike those of {first}: {share:.0%} of them would have to be "
-                "others; metrics on the two splits are not comparable"
+                f"the label distributions of {second} and {first} differ: {share:.0%} of the labels would have to "
+                "change; metrics on the two splits are not comparable"
             )
 
 

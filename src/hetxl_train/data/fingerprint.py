@@ -1,4 +1,4 @@
-"""A fingerprint of data: what is stored with a run to tell later whether its data changed."""
+"""A fingerprint of data, stored with a run to detect later changes of its data."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def fingerprint(dataset: Dataset | Pairs) -> dict[str, dict[str, Any]]:
 def changes(
     then: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], splits: Sequence[str]
 ) -> str | None:
-    """Say how two fingerprints differ in some splits, as far as both have them; None if they do not."""
+    """Describe how two fingerprints differ in some splits, if both have them; None if they are equal."""
     differences = []
     for name in splits:
         before, after = then.get(name), now.get(name)
@@ -40,9 +40,9 @@ def changes(
         if before["rows"] != after["rows"]:
             differences.append(f"{name} had {before['rows']:,} rows and has {after['rows']:,}")
         elif any(before[key] != after[key] for key in ("labels", "all_labels") if key in before and key in after):
-            differences.append(f"{name} has other labels than it had")
+            differences.append(f"the labels of {name} have changed")
         elif "input_sums" in before and not _close(before["input_sums"], after["input_sums"]):
-            differences.append(f"{name} has other inputs than it had")
+            differences.append(f"the inputs of {name} have changed")
     return ", ".join(differences) or None
 
 

@@ -1,4 +1,4 @@
-"""Images before they are transformed: where their bytes are, and how they are decoded."""
+"""Sources of encoded images, and their decoding."""
 
 import io
 import os
@@ -42,7 +42,7 @@ class ImageSource(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """Return what identifies an image for a person: its path, or its place in a file of many."""
+        """Return a name of an image for people: its path, or its position in a file of many."""
         ...
 
     def show(self, index: int) -> Shown:
@@ -85,7 +85,7 @@ class EncodedImages:
         return f"image {index}"
 
     def show(self, index: int) -> Shown:
-        """Return nothing: who gave the image has it."""
+        """Return nothing, because the caller has the image."""
         return Shown()
 
 
@@ -182,7 +182,7 @@ def to_rgb(image: "Image") -> "Image":
         return image
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image, dtype=np.float64)
-        # Whole numbers have 16 bits. The range of floating-point ones is not known: up to 1, or up to 255.
+        # Integers have 16 bits. The range of floating-point values is unknown: up to 1 or up to 255.
         scale = 255 / 65535 if image.mode != "F" else (255 if values.max() <= 1 else 1)
         return Image.fromarray(np.rint(np.nan_to_num(values * scale)).clip(0, 255).astype(np.uint8)).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "RGBa", "LA", "La", "PA"):

@@ -1,4 +1,4 @@
-"""Labels and class names in files of their own, beside the features."""
+"""Labels and class names in separate files."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -52,8 +52,8 @@ def read_labels(path: Path) -> RawLabels:
     labels = list(values)
     if labels and columns[0] not in labels:
         raise ValueError(
-            f"{path}: the first line, {printable(columns[0])!r}, is no label of another row; call the column label if "
-            "it is a header, or save the file as .txt if it is a label"
+            f"{path}: the first line, {printable(columns[0])!r}, is not a label of another row; call the column label "
+            "if it is a header, or save the file as .txt if it is a label"
         )
     return build_labels(chain(columns, labels), str(path), table.separator)
 

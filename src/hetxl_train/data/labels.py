@@ -116,11 +116,10 @@ def match_classes(
 ) -> tuple[list[str], dict[str, Labels]]:
     """Return the K class names, and the labels of every split as class ids.
 
-    Names are sorted by `sort_names`. Ids 0 … K − 1 stay as they are; other ids become names ("17") first. If class
-    names are given, numeric labels in text files are read as names when every one of them, in all splits, is a class
-    name, and as ids otherwise.
-    The class names come with the data, in the order of its ids; `classes` are those of a trained run, which it is
-    mapped to.
+    Names are sorted by `sort_names`. Ids 0 … K − 1 do not change; other ids are first converted to names ("17"). If
+    class names are given, numeric labels in text files are read as names if all of them, in all splits, are class
+    names, and as ids otherwise. The class names are those of the data, in the order of its ids; `classes` are those of
+    a trained run, to which the data is mapped.
     """
     for argument, names in (("class_names", class_names), ("classes", classes)):
         if names is not None:
@@ -172,9 +171,9 @@ def _check_names(argument: str, names: Sequence[str]) -> None:
 
 
 def _splits_of_ids(raw: Mapping[str, RawLabels], distinct: Mapping[str, np.ndarray], known: Sequence[str]) -> set[str]:
-    """Return the splits whose names are in fact ids: a text file stores numbers as text.
+    """Return the splits whose names are ids, since text files store numbers as text.
 
-    One split may lack the very label that tells ids from numeric names, so all of them decide.
+    All splits are considered, because one may lack the label that distinguishes ids from numeric names.
     """
     texts = {
         split: {labels.names[int(value)] for value in distinct[split]}
@@ -185,7 +184,7 @@ def _splits_of_ids(raw: Mapping[str, RawLabels], distinct: Mapping[str, np.ndarr
     numbers = set().union(*(texts[split] for split in numeric))
     if not numbers <= set(known):
         return numeric
-    # With plain names in another split, or beyond the last id, they are names.
+    # If another split has plain names, or a number exceeds the last id, the numbers are names.
     ambiguous = len(numeric) == len(texts) and all(int(name) < len(known) for name in numbers)
     differ = sorted(name for name in numbers if known[int(name)] != name) if ambiguous else []
     if differ:

@@ -92,11 +92,10 @@ def _transform_of(options: TrainConfig) -> ImageTransform | None:
 def open_data(
     options: TrainConfig, transform: ImageTransform | None = None, data: Data | None = None, whole: bool = False
 ) -> Dataset:
-    """Open the dataset that a configuration names, with the label noise that it asks for.
+    """Open the dataset of a configuration, with the configured label noise.
 
-    A trained run reads images by the transform that it was trained with; None is that of its configuration. `data` is
-    opened in place of what the configuration names: a DataFrame, for example. With `whole`, no splits are drawn for
-    files without: all rows are those of the test split.
+    A trained run uses its training transform for images; None is that of the configuration. `data`, such as a
+    DataFrame, replaces the configured data. With `whole`, files without splits become one test split.
     """
     name, written = split_spec(options.data) if data is None else (data, {})
     arguments: dict[str, Any] = {"labels": options.labels, "validation": options.validation, "test": options.test}
@@ -173,7 +172,7 @@ def _stem(data: Data) -> str:
 def _with_split(parts: Parts, name: str, split: str, other: Any, added: Parts) -> Parts:
     """Return parts with those of another file for a split."""
     if split in parts.by_split:
-        raise ValueError(f"{split}={other} was given, but {name} has {split} rows of its own; give one of them")
+        raise ValueError(f"{split}={other} was passed, but {name} already has {split} rows; use only one of them")
     if added.kind != parts.kind:
         raise ValueError(f"{split}={other} holds inputs of kind {added.kind}, but {name} of kind {parts.kind}")
     names = parts.class_names if added.class_names is None else added.class_names
@@ -239,7 +238,7 @@ def _open_built_in(
     declared = tuple(inspect.signature(load).parameters)
     for argument, value in files.items():
         if value is not None and argument not in declared:
-            raise ValueError(f"{argument}={os.fspath(value)} goes with files; {name!r} is built in and has its own")
+            raise ValueError(f"{argument}={os.fspath(value)} is only for files; {name!r} is built in and has its own")
     options = {**options, **{argument: value for argument, value in files.items() if value is not None}}
     check_options(options, declared, name)
     general = {"seed": seed, "cache": cache, "classes": classes if isinstance(classes, int) else None}

@@ -182,7 +182,7 @@ def split_pairs(whole: Pairs, make: Callable[[np.ndarray], Split], seed: int) ->
     if not missing:
         return whole
     train = whole.splits["train"]
-    # By text: equal ones stay together, so that none is trained on and tested.
+    # Split by text, so that equal texts are not in both training and test.
     groups = train.groups
     first = np.unique(groups, return_index=True)[1]
     if len(first) < 3:
@@ -290,7 +290,7 @@ def _read_directory(root: Path) -> _Rows:
         )
     notes = [f"left out images without a caption: {len(without):,} ({some(without)})"] if without else []
     if set(splits) - {UNSPLIT} and UNSPLIT in splits:
-        raise ValueError(f"{root} has images beside its split directories; move all into train, validation or test")
+        raise ValueError(f"{root} has images outside of its split directories; move all into train, validation or test")
     return _Rows(Paths(paths), Texts(captions=captions), splits, None, notes)
 
 
@@ -392,10 +392,10 @@ def _read_arrays(path: Path) -> _Rows:
 
 
 def swapped(pairs: PairSplit, rate: float, within: bool = False, seed: int = 0) -> PairSplit:
-    """Give a share of the images the texts of others among them; every text occurs as often as before.
+    """Permute the texts of a share of the images; every text occurs as often as before.
 
-    The images are drawn at random and their texts moved on by one in a random order, so that none keeps its own. An
-    image whose new text reads the same as its own, as two families may name an icon alike, does not count as swapped.
+    The images are drawn at random and their texts shifted by one in a random order, so that none keeps its text. An
+    image whose new text equals its own (two families can have the same name for an icon) does not count as swapped.
     `rate` is the share of the pairs, from 0 to 1; `within` swaps texts only between pairs of the same category.
     """
     integer_at_least("seed", seed, 0)

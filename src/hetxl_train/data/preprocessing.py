@@ -1,5 +1,5 @@
-"""The images that a backbone takes: as its own configuration says (timm's, or the image processor of transformers),
-changed by the options of a run."""
+"""Preprocessing of images: from the backbone's configuration (timm, or the image processor of transformers), changed by
+the options of a run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def transform_of(config: "TrainConfig") -> ImageTransform:
-    """Return what the images of a run go through."""
+    """Return the transform of a run's images."""
     own = backbone_transform(config.backbone)
     options = {
         "mean": numbers("image_mean", config.image_mean),
@@ -42,7 +42,7 @@ def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def backbone_transform(name: str) -> ImageTransform:
-    """Return what the images of a backbone go through by its own configuration; by `ImageTransform` if it has none."""
+    """Return the transform in a backbone's configuration, or the default `ImageTransform` if it has none."""
     library, _, model = name.partition(":")
     if library == "timm" and model:
         return _timm(name, model)

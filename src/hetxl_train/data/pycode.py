@@ -1,6 +1,6 @@
-"""Next-token prediction on Python source: a benchmark of thousands of classes that every machine has.
+"""Next-token prediction on Python source, a benchmark with thousands of classes that is available on every machine.
 
-A class is a token, an input the tokens before it. The labels are noisy by nature: after `self.` many names are right.
+The classes are tokens and the inputs are the preceding tokens. Labels are ambiguous: many names can follow `self.`.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from hetxl_train.data.dataset import SPLITS, Dataset, Unreadable
 from hetxl_train.data.tokens import Corpus, split_of, token_splits
 
 NEWLINE, INDENT, DEDENT = "<newline>", "<indent>", "<dedent>"
-"""Names of the tokens whose text is white space. No token of Python looks like them."""
+"""Names of whitespace tokens, which are not valid Python tokens."""
 
 SKIPPED_DIRECTORIES = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
 SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "config-")
-"""What the build or the administrator of a machine writes into the standard library: it differs between machines."""
+"""Files of the standard library that differ between machines, because the build or the administrator writes them."""
 
 FORMAT = 1  # part of the name of a cache file; to be raised when tokens are cut or stored in another way
 _NAMED = {tokenize.NEWLINE: NEWLINE, tokenize.INDENT: INDENT, tokenize.DEDENT: DEDENT}
@@ -179,13 +179,13 @@ def read_corpus(directory: Path, files: Sequence[str]) -> Corpus:
 def cached_corpus(directory: Path, cache: Path | None) -> Corpus:
     """Return the tokens of the Python files of a directory, from the cache if they are in it.
 
-    The cache is never trusted and never needed: what cannot be read is made again, and a failed write is ignored.
-    Its directory is created if needed; None for no cache.
+    The cache is optional: unreadable files are computed again, and failed writes are ignored. Its directory is created
+    if missing; None for no cache.
     """
     files = source_files(directory)
     if cache is None:
         return read_corpus(directory, files)
-    # Another Python may cut the same source into other tokens (f-strings since 3.12).
+    # Other versions of Python may tokenise the same source differently (f-strings since 3.12).
     python = f"{sys.implementation.name}-{'.'.join(map(str, sys.version_info[:3]))}"
     path = cache / f"pycode-{FORMAT}-{python}-{source_fingerprint(directory, files)}.npz"
     corpus = load_corpus(path)

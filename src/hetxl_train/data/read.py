@@ -55,7 +55,7 @@ def read_data(
     if (is_directory and arrays.is_array_directory(path)) or suffix in arrays.ARRAY_SUFFIXES:
         return arrays.read_arrays(path, columns, labels=labels, cache=cache, splits=splits)
     if labels is not None:
-        raise ValueError(f"labels={labels} goes with a .npy file of features; {text} must hold its labels itself")
+        raise ValueError(f"labels={labels} is only for .npy files of features; {text} must contain its labels")
     if is_directory:
         return _read_directory(path, columns, options)
     if suffix in TABLE_SUFFIXES:
@@ -71,7 +71,7 @@ def read_data(
 
 
 def existing(data: str, known: Iterable[str] = ()) -> Path:
-    """Return the path of data; a FileNotFoundError proposes what may have been meant."""
+    """Return the path of data, or raise a FileNotFoundError with a suggestion."""
     path = Path(data).expanduser()
     if data and path.exists():
         return path

@@ -1,4 +1,4 @@
-"""Files by address (`s3://…`, `https://…`, `memory://…`), through fsspec, beside paths of this machine."""
+"""Remote files (`s3://…`, `https://…`, `memory://…`) through fsspec, in addition to local paths."""
 
 import posixpath
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_remote(address: object) -> bool:
-    """Whether an address is one that fsspec opens, and not a path of this machine."""
+    """Return whether an address is a URL for fsspec and not a local path."""
     return "://" in str(address)
 
 
@@ -26,9 +26,9 @@ def open_address(address: str | Path) -> tuple[Any, str]:
 def read_remote(
     addresses: Sequence[str], starts: Sequence[int] | None = None, ends: Sequence[int] | None = None
 ) -> list[bytes | OSError]:
-    """Return the contents of files, or their bytes from starts to ends, or why one cannot be read.
+    """Return the contents of files, or their byte ranges, or an error for each that cannot be read.
 
-    All are asked for at once: a store with a delay of 50 ms answers a batch in little more than that.
+    All are requested at once, so a store with a latency of 50 ms returns a batch in little more than that.
     """
     contents: dict[int, Any] = {}
     protocols = [address.split("://")[0] for address in addresses]

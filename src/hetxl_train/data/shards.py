@@ -1,8 +1,8 @@
 """Tar shards in the convention of webdataset: `name-000000.tar` with KEY.jpg and KEY.cls, KEY.json or KEY.txt.
 
-Every shard is indexed once: where the bytes of each image begin, and its label. With the index rows are read in any
-order, from a disk or by ranges from any store that fsspec opens, so that shards are shuffled, divided over processes
-and resumed like all other data. The index is kept in the cache until a shard changes.
+Every shard is indexed once: the position of each image and its label. The index gives random access, on disks or by
+byte ranges in any store of fsspec, so shards can be shuffled, divided over processes and resumed like other data. The
+index is cached until a shard changes.
 """
 
 import json
@@ -29,7 +29,7 @@ from hetxl_train.data.remote import is_remote, open_address, read_remote
 from hetxl_train.data.strings import Strings
 from hetxl_train.data.tables import AUTO, LABELS, Columns, find_column
 
-VERSION = "1"  # of the index
+VERSION = "1"  # version of the index
 THREADS = 16  # remote shards that are indexed at a time
 BLOCK = 2**20  # bytes of them that are read at a time
 TEXTS = ("names", "labels", "captions")
@@ -181,7 +181,7 @@ def index_shards(addresses: Sequence[str], columns: Columns = AUTO, cache: Path 
     """Return the index of each shard, from the cache or by reading it."""
     directory = make_cache_directory(cache) / "shards"
     directory.mkdir(exist_ok=True)
-    # A store is waited for: many at a time. What Python does with a shard of this machine does not run in parallel.
+    # Remote shards are read in parallel; indexing local shards is limited by Python, which runs one thread at a time.
     threads = min(len(addresses), THREADS) if any(map(is_remote, addresses)) else 1
     read, indices = partial(_cached_index, label=columns.label, directory=directory), []
     with ThreadPoolExecutor(threads) as pool, progress_bar("Indexing shards", len(addresses)) as advance:

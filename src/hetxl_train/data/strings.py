@@ -1,4 +1,4 @@
-"""Many texts in one block of memory."""
+"""A sequence of texts in one block of memory."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Strings(Sequence[str]):
-    """Texts as one block of bytes: worker processes share it, and it has no object for each text."""
+    """Texts in one block of bytes, which worker processes share, without an object per text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         encoded = [os.fsencode(text) for text in texts]

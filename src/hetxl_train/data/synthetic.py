@@ -1,4 +1,4 @@
-"""Data drawn from a HET-XL model with known parameters, so that the lowest reachable loss is known too.
+"""Data drawn from a HET-XL model with known parameters, so that the lowest possible loss is known too.
 
     x ~ N(0, I),   ε ~ N(0, Σ(x)),   y ~ softmax(W (x + ε) + b)
 
@@ -58,13 +58,13 @@ def load_synthetic(
 ) -> Dataset:
     """Draw features and labels from `true_head`, 90 % for training and 5 % each for validation and test.
 
-    `best_nll` of the result is the test loss of `true_head` itself: another model is better only by chance.
+    `best_nll` of the result is the test loss of `true_head`; other models can be better only by chance.
 
     Args:
         noise: the strength of the noise, relative to that of the features.
         rows: the number of rows of all splits together.
-        multi_label: whether each class is a label of its own, drawn from the sigmoid of its logit; the logits of a row
-            share one draw of the noise.
+        multi_label: whether each class is a separate label, drawn from the sigmoid of its logit; the logits of a row
+            share one noise sample.
     """
     integer_at_least("rows", rows, 20)
     head = true_head(features=features, classes=classes, rank=rank, noise=noise, seed=seed, multi_label=multi_label)

@@ -1,8 +1,8 @@
 """Tables with one example in each row: CSV, JSON lines, parquet, Arrow, pandas DataFrames and Hugging Face datasets.
 
-Columns are found by their usual names and by their types, unless they are named (`Columns`). CSV and JSON lines are
-read by Python: a CSV reader that guesses types makes the class 7 of "007", and Arrow has no column of labels of which
-some are lists. All others are Arrow tables, whose rows are read in any order by `datasets`.
+Columns are detected by their usual names and types, unless they are named (`Columns`). Python reads CSV and JSON lines,
+because a CSV reader that guesses types converts "007" to class 7, and Arrow columns cannot mix labels and lists. All
+others are Arrow tables with random access through `datasets`.
 """
 
 import os

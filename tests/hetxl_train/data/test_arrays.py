@@ -156,7 +156,10 @@ def test_npz_split_array(tmp_path):
     ("arrays", "message"),
     [
         ({"split": ["train"] * 39}, r"'split' of .*a.npz must be 40 strings .* found <U5 of shape \[39\]"),
-        ({"split": np.arange(N) % 3}, r"must be 40 strings .*, found int64 .* keys of its own, as train_features"),
+        (
+            {"split": np.arange(N) % 3},
+            r"must be 40 strings .*, found int64 .* separate keys for each split, such as train_features",
+        ),
         ({"split": ["train"] * 39 + ["tset"]}, r"a.npz, row 40 .* has the split 'tset'"),
         (
             {"split": SPLIT_COLUMN, "val_features": FEATURES, "val_labels": LABELS},
@@ -181,7 +184,7 @@ def test_splits_missing_in_a_column_are_drawn_from_training_rows(tmp_path):
 def test_a_split_column_beside_other_files(tmp_path):
     cache, path = tmp_path / "cache", tmp_path / "a.parquet"
     with_splits(path, SPLIT_COLUMN, labels=LABELS)
-    with pytest.raises(ValueError, match=r"test=.* was given, but .*a.parquet has test rows of its own"):
+    with pytest.raises(ValueError, match=r"test=.* was passed, but .*a.parquet already has test rows"):
         open_dataset(path, test=path, cache=cache)
     assert len(open_dataset(npz(tmp_path), test=path, cache=cache).splits["test"]) == 10
     (tmp_path / "f").mkdir()
@@ -208,9 +211,9 @@ def test_other_files_for_labels_and_splits(tmp_path):
     dataset = open_dataset(tmp_path / "a.npy", labels=tmp_path / "other.npy", validation=tmp_path / "v.npz")
     assert [len(split) for split in dataset.splits.values()] == [36, 3, 4]
     (tmp_path / "f").mkdir()
-    with pytest.raises(ValueError, match=r"test=.*v.npz was given, but .* has test rows of its own"):
+    with pytest.raises(ValueError, match=r"test=.*v.npz was passed, but .* already has test rows"):
         open_dataset(folder_by_split(tmp_path / "f"), test=tmp_path / "v.npz")
-    with pytest.raises(ValueError, match=r"labels=.* goes with a .npy file"):
+    with pytest.raises(ValueError, match=r"labels=.* is only for .npy files"):
         open_dataset(tmp_path / "v.npz", labels=tmp_path / "other.npy")
 
 

@@ -69,7 +69,7 @@ def test_data_for_a_trained_run():
     [
         ({"train": [0, 0, 0], "test": [0]}, "train.npy has a single class, '0'; a classifier needs two or more"),
         ({"test": [0, 1]}, "data has no training rows, found 'test'"),
-        ({"train": [0, 1], UNSPLIT: [1]}, "data has rows without a split beside its train rows"),
+        ({"train": [0, 1], UNSPLIT: [1]}, "data has train rows and rows without a split"),
         ({"train": [0, 1], "test": []}, "test.npy has no rows for the split 'test'"),
     ],
 )

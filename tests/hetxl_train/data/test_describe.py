@@ -211,7 +211,7 @@ def test_reordered_rows_change_the_fingerprint(tmp_path):
     np.savez(tmp_path / "two.npz", features=FEATURES[::-1], labels=LABELS[::-1])
     now = fingerprint(open_dataset(str(tmp_path / "two.npz")))
     assert changes(then, now, ("validation", "test")) == (
-        "validation has other labels than it had, test has other labels than it had"
+        "the labels of validation have changed, the labels of test have changed"
     )
 
 
@@ -254,7 +254,7 @@ def test_splits_of_different_labels_get_a_note(train, validation, different):
     names = [str(number) for number in range(len(train))]
     notes = describe(Dataset("rows", InputSpec("features", (1,)), names, splits)).notes
     assert [note.split(":")[0] for note in notes] == (
-        ["labels of validation are distributed unlike those of train"] if different else []
+        ["the label distributions of validation and train differ"] if different else []
     )
 
 

@@ -299,7 +299,7 @@ def test_other_directories_for_splits_and_classes_of_a_run(tmp_path):
     assert whole.splits["test"].labels.ids.tolist() == [2, 2, 2]
     fill(tmp_path / "c" / "train", ["cat", "dog"])
     fill(tmp_path / "c" / "test", ["cat", "dog"])
-    with pytest.raises(ValueError, match=r"test=.* was given, but .* has test rows of its own"):
+    with pytest.raises(ValueError, match=r"test=.* was passed, but .* already has test rows"):
         open_dataset(tmp_path / "c", test=tmp_path / "b")
     with pytest.raises(ValueError, match="holds 'test', 'train' rows, but none for validation"):
         open_dataset(tmp_path / "a", validation=tmp_path / "c")

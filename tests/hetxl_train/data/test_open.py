@@ -95,7 +95,7 @@ def test_built_in_data_with_the_classes_of_a_run():
     [
         ("synthetic", {"feature": 3}, TypeError, "'synthetic' has no option 'feature', only .*did you mean 'features'"),
         ("pycode", {"contxt": 3}, TypeError, "did you mean 'context'"),
-        ("synthetic", {"labels": "a.npy"}, ValueError, "labels=a.npy goes with files; 'synthetic' is built in"),
+        ("synthetic", {"labels": "a.npy"}, ValueError, "labels=a.npy is only for files; 'synthetic' is built in"),
         (
             "sinthetic",
             {},
@@ -128,7 +128,7 @@ def test_unknown_paths_raise(tmp_path):
 def test_options_of_other_data_raise(tmp_path):
     with pytest.raises(TypeError, match="has no option 'chek', only check, whole; did you mean 'check'"):
         open_dataset(arrays(tmp_path), chek=False)
-    with pytest.raises(ValueError, match=r"goes with a .npy file of features"):
+    with pytest.raises(ValueError, match=r"is only for .npy files of features"):
         open_dataset(images(tmp_path / "p"), labels=arrays(tmp_path))
 
 
@@ -218,7 +218,7 @@ def test_loaders_declare_their_options(monkeypatch):
     monkeypatch.setitem(BUILT_IN, "toy", f"{__name__}:load_toy")
     assert open_dataset("toy").name == "kinds"
     assert open_dataset("toy", labels="colours").name == "colours"
-    with pytest.raises(ValueError, match=r"test=x.npy goes with files; 'toy' is built in and has its own"):
+    with pytest.raises(ValueError, match=r"test=x.npy is only for files; 'toy' is built in and has its own"):
         open_dataset("toy", test="x.npy")
     with pytest.raises(TypeError, match="'toy' has no option 'rows', only labels, seed"):
         open_dataset("toy", rows=5)

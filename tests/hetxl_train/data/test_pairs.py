@@ -117,7 +117,7 @@ def test_split_directories_are_read(tmp_path):
     pairs = read_pairs(tmp_path / "shapes")
     assert {name: len(split) for name, split in pairs.splits.items()} == {"train": 18, "validation": 6, "test": 12}
     image_folder(tmp_path / "shapes", each=1)
-    with pytest.raises(ValueError, match="has images beside its split directories"):
+    with pytest.raises(ValueError, match="has images outside of its split directories"):
         read_pairs(tmp_path / "shapes")
 
 
