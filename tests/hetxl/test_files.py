@@ -112,7 +112,7 @@ def test_json_reads_back(tmp_path, content):
     (tmp_path / "a.json").read_bytes().decode("utf-8")
 
 
-def test_json_is_json(tmp_path):
+def test_nan_is_not_written_as_json(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path / "a.json", {"nll": math.nan})
     assert not list(tmp_path.iterdir())

@@ -48,7 +48,7 @@ def test_warm_up_peak_and_decay(schedule):
     assert 0 < learning_rates[-1] < 1e-4
 
 
-def test_the_forms_of_decay():
+def test_schedules_decay_as_documented():
     linear, cosine = rates(schedule="linear", warmup=0), rates(schedule="cosine", warmup=0)
     np.testing.assert_allclose(linear, 1e-2 * (1 - np.arange(STEPS) / STEPS))
     np.testing.assert_allclose(cosine, 5e-3 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)))

@@ -91,7 +91,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert checkpoints.load(7).state["evaluated"] == 7
 
 
-def test_the_same_step_again(stored):
+def test_saving_a_step_again_replaces_its_checkpoint(stored):
     stored.save(Checkpoint(30, {"weight": torch.zeros(1)}, {"again": True}))
     assert stored.load(30).state == {"again": True}
     assert stored.steps() == [10, 20, 30]

@@ -153,7 +153,7 @@ FOLLOWING = {"temperature": "learned", "temperature_method": "bilevel"}
         ({"normalize_features": 1}, "normalize_features must be true or false, found 1"),
     ],
 )
-def test_types_and_ranges(options, message):
+def test_wrong_types_and_values_out_of_range_raise(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         TrainConfig(**options)
 

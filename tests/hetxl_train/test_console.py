@@ -30,7 +30,7 @@ def test_no_bar_without_a_terminal(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_on_a_terminal():
+def test_bar_shows_title_and_status_on_a_terminal():
     screen = io.StringIO()
     console = RichConsole(file=screen, force_terminal=True, width=100)
     with Bar(console, "HET-XL", 10, 2) as bar:

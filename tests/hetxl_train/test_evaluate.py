@@ -183,7 +183,7 @@ def test_rows_without_a_label_are_not_predicted():
         evaluate(nn.Identity(), small(), split)
 
 
-def test_lists_of_labels():
+def test_multi_label_rows_are_evaluated():
     labels, offsets = np.array([0, 1, 6, 2, 2, 5]), np.array([0, 2, 2, 3, 6])
     split = ArraySplit(np.random.default_rng(0).normal(size=(4, 5)), labels, offsets)
     evaluation = evaluate(nn.Identity(), small(link="sigmoid"), split, batch_size=3)

@@ -110,7 +110,7 @@ def test_images_without_a_file_are_embedded():
     ("shape", "size"),
     [((32, 32), (96, 96)), ((20, 40), (80, 40)), ((96, 10, 3), (10, 96)), ((60, 300, 3), (96, 19)), ((1, 1), (96, 96))],
 )
-def test_pixels_of_any_size(shape, size):
+def test_small_pixels_are_enlarged_without_smoothing(shape, size):
     pixels = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
     image = opened(embedded(pixels), "png")
     assert image.size == size

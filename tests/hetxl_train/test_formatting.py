@@ -104,7 +104,7 @@ def test_p_values_make_no_claim_below_three_decimals():
     assert form.probability(None) == "–"
 
 
-def test_plurals_and_lists():
+def test_plurals_lists_and_percentages_are_formatted():
     assert form.plural(1, "seed") == "1 seed"
     assert form.plural(1200, "run") == "1,200 runs"
     assert form.listed([]) == ""

@@ -151,7 +151,7 @@ def test_steps_follow_from_epochs(tmp_path):
     assert result_of(run)["steps"] == round(0.1 * 900 / 16)
 
 
-def test_arrays_of_a_user(tmp_path):
+def test_run_on_arrays_keeps_the_class_names(tmp_path):
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", features=generator.normal(size=(200, 6)).astype("float32"),
              labels=generator.choice(["cat", "dog", "<b>"], 200))  # fmt: skip

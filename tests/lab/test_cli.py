@@ -48,7 +48,7 @@ def test_invalid_study_arguments_exit_with_a_message(arguments, message, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_study_on_pairs(tmp_path, monkeypatch):
+def test_study_on_pairs_writes_its_page(tmp_path, monkeypatch):
     monkeypatch.setitem(PROFILES, "quick", PROFILES["miniature"])
     data = str(vectors_file(tmp_path / "x.npz", captions=True))
     directory_options = [part for name in ("out", "write", "cache") for part in (f"--{name}", str(tmp_path / name))]

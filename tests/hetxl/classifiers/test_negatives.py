@@ -15,7 +15,7 @@ PROPOSALS = {
 
 
 @pytest.mark.parametrize("name", PROPOSALS)
-def test_draws_follow_q(name):
+def test_class_frequencies_match_the_proposal(name):
     proposal, draws = PROPOSALS[name](), 200_000
     negatives = proposal.draw(draws, torch.Generator().manual_seed(0), torch.device("cpu"))
     q = proposal.log_q(torch.arange(K)).double().exp()

@@ -192,7 +192,7 @@ def test_one_process_does_all_that_a_linear_layer_does():
     assert prediction.covariance.shape == (B, 2, 2)
 
 
-def test_without_a_bias():
+def test_classifier_without_bias_computes_products_alone():
     classifier = ShardedClassifier(D, 11, bias=False)
     assert classifier.bias is None
     features = torch.randn(B, D)

@@ -126,7 +126,7 @@ def test_loss_of_explicit_draws_equals_the_plain_loss(link, samples, budget):
 
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-def test_draws_of_a_gaussian(link):
+def test_gaussian_queries_give_the_loss_of_their_samples(link):
     noise = GaussianNoise(normal(N, 2, D, seed=2), residual=normal(N, D, seed=3))
     features, keys, z = normal(N, D), normal(K, D, seed=1), normal(N, S, 3, seed=4).detach()
     queries = Queries(features, noise, z)

@@ -94,7 +94,7 @@ def test_a_scale_at_its_bound_comes_back():
     assert loss.scale.raw.grad.item() == 0  # a larger one would be better
 
 
-def test_saved_and_loaded(tmp_path):
+def test_loss_is_equal_after_save_and_load(tmp_path):
     loss, (image, text) = build(link="sigmoid"), embeddings(6)
     torch.save(loss.state_dict(), tmp_path / "loss.pt")
     torch.manual_seed(9)

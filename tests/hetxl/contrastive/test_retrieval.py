@@ -69,7 +69,7 @@ def test_noise_of_pairs_is_the_mean_of_both_variances():
         pair_noise(ContrastiveLoss(6, noise="none"), images, texts)
 
 
-def test_distance_of_pairs():
+def test_pair_distance_is_one_minus_the_cosine():
     loss = ContrastiveLoss(6, noise="none")
     images = torch.randn(7, 6)
     assert torch.allclose(pair_distance(loss, images, 3 * images), torch.zeros(7), atol=1e-6)

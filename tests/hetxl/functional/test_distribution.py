@@ -144,7 +144,7 @@ def test_distribution_without_noise_has_zero_variance():
 @pytest.mark.parametrize(
     ("kind", "samples", "order"), [("xl", 3, "samples"), ("xl", 4, "factors"), ("opaque", 99, "samples")]
 )
-def test_the_cheaper_order(kind, samples, order):
+def test_order_depends_on_samples_and_basis(kind, samples, order):
     assert choose_order(distribution(kind), samples) == order  # Q = 3
 
 

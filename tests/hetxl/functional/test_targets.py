@@ -31,7 +31,7 @@ def test_ids_of_any_integer_type(dtype):
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_rows_of_any_type(link, dtype):
+def test_rows_of_any_dtype_become_floating_point(link, dtype):
     targets = check(torch.eye(5)[:3].to(dtype), link)
     assert targets.ids is None
     assert targets.dense is not None
@@ -48,7 +48,7 @@ def test_another_id_can_be_ignored_too():
 
 
 @pytest.mark.parametrize("bad", [5, -1, 99])
-def test_ids_out_of_range(bad):
+def test_class_ids_out_of_range_raise(bad):
     with pytest.raises(ValueError, match=rf"class id {bad}; allowed are 0 to 4"):
         check(torch.tensor([0, bad, 1]))
 

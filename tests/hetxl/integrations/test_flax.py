@@ -225,7 +225,7 @@ def test_wrong_entries_are_named_in_one_line(changed, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_low_rank():
+def test_wrong_shape_of_low_rank_factors_raises():
     params = layer(covariance="low_rank", scale_layer={"kernel": np.ones((D, 9)), "bias": np.ones(9)})
     with pytest.raises(ValueError, match=r"V_kernel must have shape \[4, 8\], found \[4, 9\]"):
         import_weights(params)

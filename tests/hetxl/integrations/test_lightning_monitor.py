@@ -191,7 +191,7 @@ def test_monitor_logs_every_n_steps(tmp_path):
     assert actual[4] != actual[5]
 
 
-def test_a_converted_model(tmp_path):
+def test_head_of_a_converted_model_is_logged(tmp_path):
     class Segmenter(pl.LightningModule):
         def __init__(self):
             super().__init__()

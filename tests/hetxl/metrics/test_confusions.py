@@ -57,7 +57,7 @@ def test_pairs_equal_a_plain_count(variant):
     check(counter.pairs(k=100), pairs, errors, noise=variant != "det")
 
 
-def test_lists_of_labels():
+def test_lists_of_labels_are_counted_as_by_hand():
     head = make("het-xl", link="sigmoid")
     prediction = head.predict(torch.randn(4, 5, dtype=torch.float64), noise=normals(head, 4))
     lists = [[0, 1], [], [2, 3, 4], [6]]

@@ -39,7 +39,7 @@ def test_a_single_member_is_itself():
     torch.testing.assert_close(actual.mutual_information, torch.zeros(B), atol=1e-6, rtol=0)
 
 
-def test_the_top_classes():
+def test_top_k_selects_from_the_averaged_probabilities():
     ensemble, inputs = Ensemble(members()), torch.randn(B, 4)
     everything, top = ensemble.predict(inputs), ensemble.predict(inputs, top_k=2)
     values, indices = everything.probs.topk(2)

@@ -181,7 +181,7 @@ def test_the_head_is_the_fewest_classes_with_a_third(counts):
             assert least >= counts[bands > band].max(initial=0)
 
 
-def test_accuracy_by_band():
+def test_band_without_examples_has_no_accuracy():
     records = with_confidence(np.full(5, 0.75), [True, True, False, True, False])
     records = dataclasses.replace(records, label=np.array([0, 0, 0, 1, 1]))
     actual = band_accuracy(records, np.array([30, 30, 30]))

@@ -54,7 +54,7 @@ def test_parameters_beside_a_classifier_follow_it():
     assert factory_options(lambda x: x, None, None) == {"device": None, "dtype": None}
 
 
-def test_a_new_classifier():
+def test_new_classifier_is_linear_with_the_initial_bias():
     options = {"bias": True, "bias_init": -10.0, "device": None, "dtype": torch.float64}
     classifier = as_classifier(None, 4, 5, **options)
     assert is_plain_linear(classifier)

@@ -55,7 +55,7 @@ def test_the_gradient_is_right_where_probabilities_underflow():
 @pytest.mark.parametrize("classes", [1, 2])
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_and_two_classes(variant, link, classes):
+def test_one_and_two_classes_train_and_predict(variant, link, classes):
     head = make(variant, classes=classes, link=link)
     features = torch.randn(3, 5, dtype=torch.float64)
     loss = finite_loss_and_gradients(head, features, targets_for(head, 3))
@@ -75,7 +75,7 @@ def test_one_sample_and_rank_zero(variant, link):
 @pytest.mark.parametrize("sampler", ["iid", "antithetic", "orthogonal", "sobol"])
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_empty_batch(variant, link, sampler):
+def test_empty_batch_has_zero_loss_and_empty_predictions(variant, link, sampler):
     head = make(variant, link=link, sampler=sampler)
     features = torch.randn(0, 5, dtype=torch.float64)
     assert finite_loss_and_gradients(head, features, targets_for(head, 0)) == 0
@@ -316,7 +316,7 @@ def test_a_loss_without_gradients(variant, link, mode):
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("top_k", [None, 2])
-def test_one_example_alone(variant, link, top_k):
+def test_one_example_without_batch_matches_a_batch_of_one(variant, link, top_k):
     head, features = make(variant, link=link), torch.randn(5, dtype=torch.float64)
     noise = normals(head)
     single, batch = (head.predict(inputs, top_k, noise=noise) for inputs in (features, features[None]))

@@ -233,7 +233,7 @@ def test_an_existing_linear_is_kept_by_reference():
 
 
 @pytest.mark.parametrize("name", ["det", "het", "het-h", "het-xl"])
-def test_any_get_logits(name):
+def test_function_as_classifier_matches_a_linear_layer(name):
     linear = nn.Linear(5, 7, dtype=torch.float64)
     weight, bias = linear.weight, linear.bias
     known = build_head(name, 5, 7, rank=2, classifier=linear, dtype=torch.float64)

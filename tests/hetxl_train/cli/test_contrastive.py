@@ -30,7 +30,7 @@ def test_train_evaluate_report(tmp_path):
     assert (out / "report.html").exists()
 
 
-def test_a_file_of_options(tmp_path):
+def test_flags_override_the_options_file(tmp_path):
     data = vectors_file(tmp_path / "x.npz")
     file = tmp_path / "options.toml"
     file.write_text(f'[head]\nhead = "det"\n[data]\ndata = "{data}"\n[training]\nepochs = 2\nseed = 4\n')

@@ -32,7 +32,7 @@ def test_help_of_params_names_every_option():
 
 
 @pytest.mark.usefixtures("paper")
-def test_the_papers_table():
+def test_params_without_options_prints_the_papers_table():
     result = run("params")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -59,7 +59,7 @@ def test_the_papers_table_as_json():
     }
 
 
-def test_a_head_alone():
+def test_params_counts_a_head_without_backbone():
     result = run("params", "--features", "64", "--classes", "1000", "--rank", "10")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.split() for line in result.stdout.splitlines()]

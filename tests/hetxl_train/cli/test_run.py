@@ -45,7 +45,7 @@ def test_errors_of_evaluate_are_one_line(run, tmp_path):
         assert message in result.stderr
 
 
-def test_export_to_onnx(run):
+def test_onnx_export_matches_predict(run):
     result = call("export", run, "--to", "onnx", "--num-samples", "5", "--seed", "2")
     assert result.exit_code == 0, result.output
     assert f"{run / 'model.onnx'}: " in result.stdout

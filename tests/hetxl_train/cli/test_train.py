@@ -71,7 +71,7 @@ def test_bad_input_is_one_line(tmp_path, words, message):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_file_of_options(tmp_path):
+def test_unknown_key_in_the_options_file_raises(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
         '[data]\ndata = "synthetic:rows=600,classes=6,features=4"\n[training]\nsteps = 4\nlerning_rate = 1.0\n'

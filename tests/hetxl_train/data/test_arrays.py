@@ -140,7 +140,7 @@ def test_parquet_split_column(tmp_path, lists):
     assert len({split.array for split in dataset.splits.values()}) == 1  # one mapped array, read in place
 
 
-def test_npz_split_array(tmp_path):
+def test_split_array_of_an_npz_file_assigns_rows(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, features=FEATURES, labels=LABELS, split=SPLIT_COLUMN)
     dataset = open_dataset(path)
@@ -255,7 +255,7 @@ def test_class_names_are_read_from_every_format(tmp_path):
         open_dataset(tmp_path / "a.npz", test=tmp_path / "c.npz")
 
 
-def test_classes_of_a_run(tmp_path):
+def test_labels_are_mapped_to_the_classes_of_a_run(tmp_path):
     np.savez(tmp_path / "a.npz", features=FEATURES, labels=np.array(["cat", "dog"] * 20))
     dataset = open_dataset(tmp_path / "a.npz", classes=["ant", "cat", "dog"], whole=True)
     assert list(dataset.splits) == ["test"]

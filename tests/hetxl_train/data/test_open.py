@@ -132,7 +132,7 @@ def test_options_of_other_data_raise(tmp_path):
         open_dataset(images(tmp_path / "p"), labels=arrays(tmp_path))
 
 
-def test_features_to_predict(tmp_path):
+def test_features_are_opened_without_labels(tmp_path):
     np.save(tmp_path / "a.npy", FEATURES)
     for path in (tmp_path / "a.npy", arrays(tmp_path)):
         split = open_inputs(path, InputSpec("features", (3,)))
@@ -157,7 +157,7 @@ def test_all_rows_of_a_table_are_predicted(tmp_path):
     np.testing.assert_array_equal(split.fetch(np.arange(40)).inputs, FEATURES)
 
 
-def test_images_to_predict(tmp_path):
+def test_images_are_opened_without_labels(tmp_path):
     split = open_inputs(images(tmp_path / "p"), InputSpec("image", (3, 6, 6)))
     assert (len(split), split.workers) == (20, True)
     assert split.fetch(np.arange(2)).inputs.shape == (2, 3, 6, 6)
@@ -167,7 +167,7 @@ def test_images_to_predict(tmp_path):
     assert torch.equal(grey.fetch(np.arange(2)).inputs, torch.full((2, 1, 6, 6), -1.0))  # black
 
 
-def test_tokens_to_predict(tmp_path):
+def test_tokens_are_opened_without_labels(tmp_path):
     tokens = np.arange(12, dtype=np.int16).reshape(4, 3)
     np.save(tmp_path / "a.npy", tokens)
     np.savez(tmp_path / "a.npz", tokens=tokens)

@@ -35,7 +35,7 @@ def test_icons_are_pairs_of_an_image_and_its_name(icons):
     assert fetched.inputs.shape == (2, 1, 32, 32)
 
 
-def test_options_of_icons(icons):
+def test_options_of_icons_are_applied_and_checked(icons):
     chosen = open_pairs("icons:each=30,held_out=phosphor,limit=40", cache=icons)
     assert len(chosen.splits["train"]) == 40
     with pytest.raises(TypeError, match="'icons' has no option 'hold', only held_out"):

@@ -207,7 +207,7 @@ def test_missing_source_directory_raises(tmp_path):
         source_files(tmp_path / "nowhere")
 
 
-def test_tokens_of_a_file(tmp_path):
+def test_file_tokens_drop_comments_and_blank_lines(tmp_path):
     path = tmp_path / "a.py"
     path.write_text('# note\n\nif x:\n    y = (1,\n      2)  # more\n\nz = "it\'s"')
     condition = ["if", "x", ":", NEWLINE, INDENT, "y", "=", "(", "1", ",", "2", ")", NEWLINE, DEDENT]

@@ -127,7 +127,7 @@ def test_shards_belong_to_the_split_that_their_names_say(tmp_path):
     assert len(open_dataset(tmp_path / "train-{0,1}.tar", test=other, cache=tmp_path / "c").splits["test"]) == 2
 
 
-def test_labels_of_samples(tmp_path):
+def test_labels_are_read_from_every_member(tmp_path):
     def labels_of(columns=AUTO, **members):
         write_shard(tmp_path / "a.tar", **members)
         raw = read_shards([str(tmp_path / "a.tar")], columns, cache=tmp_path / "cache").by_split[""].labels

@@ -130,7 +130,7 @@ def stored(tmp_path, **arrays):
     return open_arrays(tmp_path / "a.npz")
 
 
-def test_arrays_of_labels(tmp_path, monkeypatch):
+def test_label_arrays_are_read_as_names_ids_or_lists(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "CHUNK", 2)
     arrays = stored(tmp_path, y=np.array(["b", "a", "ü", "b"]), s=np.array([b"b", b"a"]), o=np.array([0, 3, 3, 4]))
     assert plain(labels_from_array(arrays["y"])) == ["b", "a", "ü", "b"]

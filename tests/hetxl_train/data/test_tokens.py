@@ -104,7 +104,7 @@ def test_join_puts_padding_and_start_before_every_file():
     assert join(corpus, corpus.ids, np.empty(0, dtype=np.int64), 3, 4).tolist() == []
 
 
-def test_an_empty_corpus():
+def test_empty_corpus_gives_no_examples():
     examples = cut(Corpus(np.empty(0, dtype=np.int32), [], [], np.array([0])))
     assert examples.classes == []
     assert examples.known == 0

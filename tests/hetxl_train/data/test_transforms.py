@@ -39,7 +39,7 @@ def test_evaluation_is_timms_own_transform(model, size):
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("crop", [1.0, 0.9])
 @pytest.mark.parametrize("size", [(50, 31), (31, 50), (7, 40)])
-def test_every_mode_of_timm(mode, crop, size):
+def test_transform_matches_every_crop_mode_of_timm(mode, crop, size):
     configuration = {"input_size": (3, 24, 24), "crop_mode": mode, "crop_pct": crop, "interpolation": "bicubic"}
     theirs = create_transform(**configuration, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))(photo(*size))
     resize = "shorter" if mode == "center" else mode
@@ -130,7 +130,7 @@ def test_random_boxes_lie_inside_and_have_the_drawn_shares():
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (3, 2)])
 @pytest.mark.parametrize("seed", [None, 3, -1])
-def test_images_of_odd_sizes(size, seed):
+def test_crops_of_odd_sizes_lie_inside_the_image(size, seed):
     pixels = ImageTransform(16, PLAIN)(Image.new("RGB", size, RED), seed)
     np.testing.assert_allclose(pixels, np.broadcast_to((np.array(RED) / 255)[:, None, None], (3, 16, 16)), rtol=1e-6)
     left, top, right, bottom = random_box(*size, np.random.default_rng(0))

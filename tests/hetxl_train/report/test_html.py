@@ -32,7 +32,7 @@ def comparison(tmp_path_factory):
     return write_comparison(tmp_path_factory.mktemp("out"), steps=200, best_nll=4.05)
 
 
-def test_the_whole_report(comparison, tmp_path):
+def test_report_has_every_plot_and_table(comparison, tmp_path):
     path = write_report(find_runs(comparison), tmp_path / "deep" / "page.html", created=CREATED)
     text = path.read_text(encoding="utf-8")
     assert path == tmp_path / "deep" / "page.html"

@@ -20,7 +20,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("t", "freedom", "p"), KNOWN)
-def test_p_values_of_tables(t, freedom, p):
+def test_p_values_match_published_tables(t, freedom, p):
     assert two_sided_p(t, freedom) == pytest.approx(p, rel=1e-6)
     assert two_sided_p(-t, freedom) == two_sided_p(t, freedom)
 

@@ -112,6 +112,6 @@ def test_storage_kind_follows_its_address(tmp_path):
         open_storage("nothing://of/the/kind", tmp_path)
 
 
-def test_an_unknown_sampler(tmp_path):
+def test_unknown_sampler_raises(tmp_path):
     with pytest.raises(ValueError, match="sampler"):
         Bayes(tmp_path, "study", ABOUT, sampler="cma")

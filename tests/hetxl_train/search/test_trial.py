@@ -175,7 +175,7 @@ def test_rows_that_cannot_be_read_are_left_out():
     assert len(batch.unreadable) == 3
 
 
-def test_lists_of_labels():
+def test_joined_splits_need_labels_of_one_kind():
     joined = Joined(Numbers(0, 2, lists=True), Numbers(7, 2, lists=True))
     assert joined.labels.take(np.array([3, 0])).classes.tolist() == [8, 8, 0, 0]
     with pytest.raises(ValueError, match="both"):

@@ -81,7 +81,7 @@ def test_a_grid_chooses_on_validation_and_keeps_the_chosen_weights(tmp_path):
         tune(config, Search("grid", grid=(0.05, 1.0)), console=QUIET)
 
 
-def test_bayes_and_two_folds(tmp_path):
+def test_bayes_with_two_folds_chooses_on_the_test_split(tmp_path):
     config = small(tmp_path / "out", steps=2)
     search = Search("bayes", trials=3, parallel=2, folds=2, sampler="tpe", jobs=1)
     result = read_json(tune(config, search, console=QUIET))

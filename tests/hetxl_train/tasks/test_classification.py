@@ -73,7 +73,7 @@ def test_an_evaluation_depends_on_its_seed_alone(dataset):
     assert not np.array_equal(first.log_prob, sampled.log_prob)
 
 
-def test_lists_of_labels(tmp_path):
+def test_metrics_of_multi_label_data_are_valid_json(tmp_path):
     dataset = load_synthetic(rows=200, classes=6, features=3, multi_label=True)
     model = model_for(dataset, "sigmoid", bias_init=-1.0)
     evaluation = evaluate_split(model, dataset.splits["test"], confusions=True, quiet=True)

@@ -269,6 +269,6 @@ def test_licence_of_a_debian_package(tmp_path, text, expected):
         ("Summary: nothing", "see x/METADATA"),
     ],
 )
-def test_licence_of_a_wheel(fields, expected):
+def test_licence_is_read_from_a_wheels_fields(fields, expected):
     metadata = f"Metadata-Version: 2.1\nName: x\n{fields}\n\nLicense: in the body, which is no field\n"
     assert wheel_licence(metadata, PurePath("x/METADATA")) == expected

@@ -169,7 +169,7 @@ def test_generator_depends_on_seed_face_character_and_variant(other):
     assert image_generator(0, "Face", "一", 0).random() != image_generator(*other).random()
 
 
-def test_damage_of_no_images():
+def test_damage_accepts_no_images():
     damaged = damage(ink(0), [])
     assert damaged.images.shape == (0, SIDE, SIDE)
     assert damaged.severity.shape == (0,)

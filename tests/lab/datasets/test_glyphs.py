@@ -100,7 +100,7 @@ def face_of(package):
     return next(face for face in FACES if face.package == package)
 
 
-def test_table_of_faces():
+def test_faces_are_unique_and_unseen_families_exist():
     assert (len(FACES), len(PACKAGES), FAMILIES) == (25, 24, 20)
     assert len({face.name for face in FACES}) == len(FACES)
     assert set(UNSEEN) < {face.family for face in FACES}
@@ -199,7 +199,7 @@ def digests(directory):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
 
 
-def test_files_of_a_build(built, fonts):
+def test_build_writes_all_files(built, fonts):
     directory, summary = built
     assert sorted(path.name for path in directory.iterdir()) == [
         "faces.npy",

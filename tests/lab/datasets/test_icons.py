@@ -41,7 +41,7 @@ from support.packages import cache_with_packages, needs_python
         ("line-thin", "line thin", "line"),
     ],
 )
-def test_words_and_stems(name, words, stem):
+def test_names_are_split_into_words_and_stems(name, words, stem):
     assert words_of(name) == words
     assert stem_of(words) == stem
 

@@ -36,7 +36,7 @@ GALORE = '00013887 00 s 02 abounding 0 galore(ip) 0 001 & 00013662 a 0000 | exis
 BREATHE = "00001740 29 v 01 breathe 0 001 @ 00005041 v 0000 02 + 02 00 + 08 00 | draw air into the lungs  \n"
 
 
-def test_noun_is_read(tmp_path):
+def test_nouns_are_read_with_words_and_hypernyms(tmp_path):
     (tmp_path / "data.noun").write_text(LICENCE + DOG)
     assert read_synsets(tmp_path, "noun") == [
         Synset(

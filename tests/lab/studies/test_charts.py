@@ -28,11 +28,11 @@ def summary(name, difference):
 
 
 @pytest.mark.parametrize(("freedom", "expected"), [(1, 12.706), (4, 2.776), (30, 2.042)])
-def test_quantiles_of_t(freedom, expected):
+def test_t_quantiles_match_published_tables(freedom, expected):
     assert t_quantile(freedom) == pytest.approx(expected, abs=1e-3)
 
 
-def test_half_an_interval():
+def test_half_width_is_half_the_confidence_interval():
     assert half_width(PairedTest(1.0, None, None, 1)) == 0
     test = paired_test([1.0, 2.0, 4.0], [0.0, 0.0, 0.0])
     assert half_width(test) == pytest.approx(4.303 * test.error, rel=1e-3)

@@ -8,7 +8,7 @@ PAPER = {"D": 2048, "K": 21_843, "R": 50}
 SIZE = HeadSize(2048, 21_843, 50)
 
 
-def test_the_papers_terms():
+def test_operations_match_the_papers_terms():
     sizes = {"D": 2, "K": 3, "R": 5, "S": 7}
     assert paper_operations("HET", sizes) == [6, 21 + 105, 6 + 21, 6 + 21]
     assert paper_operations("HET-XL", sizes) == [4, 14 + 70, 4 + 14, 14 + 42]

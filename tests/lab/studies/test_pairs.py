@@ -181,7 +181,7 @@ def test_normalisation_study_has_four_runs(studied):
     assert "| before the noise | 84.37 |" in text  # the paper's
 
 
-def test_rows_are_the_papers(pair_runs):
+def test_table_has_the_rows_of_the_papers_table(pair_runs):
     table = NORMALISATION.tables(pair_runs(dict.fromkeys(NORMALISATION.settings, 0.5)))[0]
     paper = paper_table("tab:contrastive_normalization")
     assert [row.label for row in table.rows] == [row.label for row in paper.rows]

@@ -112,7 +112,7 @@ def test_tau_starts_in_the_middle_of_its_range():
     assert temperature["init"] == (temperature["low"] + temperature["high"]) / 2
 
 
-def test_values_by_name():
+def test_value_in_finds_cells_and_names_missing_ones():
     table = Table("t", [Column("NLL", 2, "lower")], [Row("a", [(1.0, 0.1)], "g"), Row("b", ["none"])])
     assert value_in(table, "a", "NLL", "g") == 1.0
     with pytest.raises(ValueError, match="no cell for 'a'"):

@@ -40,7 +40,7 @@ def result(seed, nll):
     }
 
 
-def test_results_over_seeds(tmp_path):
+def test_results_are_collected_over_seeds(tmp_path):
     lab = Lab(PROFILE, (0, 1), RunCache(tmp_path))
     planned = [PROFILE.base.run("det", seed) for seed in lab.seeds]
     for run, nll in zip(planned, (2.0, 3.0), strict=True):
@@ -100,7 +100,7 @@ def test_all_lines_with_the_first_seed_come_first():
     assert Two().runs(PROFILE, (3, 4)) == planned
 
 
-def test_values_and_cells(lines, made_up):
+def test_values_of_a_missing_line_raise(lines, made_up):
     summary = lines({("DET", None): 2.0, ("HET", "g"): None})
     assert values_of(summary, "DET")["nll"] == [1.99, 2.0, 2.011]
     assert values_of(summary, "HET", "g") is None

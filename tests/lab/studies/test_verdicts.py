@@ -26,7 +26,7 @@ LOWER, HIGHER = PairedTest(-0.0123, 0.001, 0.0004, 3), PairedTest(0.0123, 0.002,
 UNSURE, SINGLE = PairedTest(-0.01, 0.02, 0.6, 3), PairedTest(-0.01, None, None, 1)
 
 
-def test_differences_of_rows():
+def test_differences_are_paired_over_seeds():
     test = against({"nll": [1.0, 2.0]}, {"nll": [1.5, 2.5]})
     assert test.difference == -0.5
     assert against(None, {"nll": [1.0]}) is None
@@ -176,7 +176,7 @@ def test_verdict_tables_have_settings_and_heads():
     assert "| – | 1.0× |" in heads_table(summaries[0])
 
 
-def test_numbers_as_text():
+def test_means_differences_and_p_values_are_formatted():
     assert mean_text([1.0, 2.0]) == "1.500 ± 0.500"
     assert mean_text([-0.012], 1, 100) == "−1.2"
     assert difference_text(paired_test([1.0], [3.0]), 2) == "−2.00"

@@ -85,7 +85,7 @@ def test_mixer_computes_samples_and_gradients(group):
 
 @pytest.mark.parametrize("class_major", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_sum_of_softmax(class_major, scale):
+def test_sum_of_softmax_matches_torch(class_major, scale):
     logits = tensor(G, K, S, scale=scale)
     work = logits.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
     work = work if class_major else logits.clone()
@@ -155,7 +155,7 @@ def test_normalisers_over_blocks_of_classes_and_samples(class_block, sample_bloc
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_log_softmax_columns(scale):
+def test_log_softmax_of_columns_works_in_place(scale):
     logits = tensor(G, K, S, scale=scale)
     expected = logits.log_softmax(1)
     log_probs = log_softmax_columns(logits)
@@ -175,7 +175,7 @@ def test_mean_log_probs_over_blocks_of_samples(sample_block, scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("samples", [1, S])
-def test_log_probs_gradient(samples, scale):
+def test_log_probs_gradient_matches_autograd(samples, scale):
     logits = tensor(G, K, samples, scale=scale).requires_grad_()
     mean, gradient = mean_softmax(logits.mT), tensor(G, K)
     (expected,) = torch.autograd.grad((mean * gradient).sum(), logits)

@@ -41,7 +41,7 @@ def test_without_a_forward_the_models_own_stays():
     assert model.hetxl_checked(model, {"rank": 2}) == {"rank": 2}
 
 
-def test_copies_and_pickles():
+def test_adapted_model_can_be_copied_and_pickled():
     model = adapted(Doubling)
     model.hetxl_options = {"head": "det"}
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

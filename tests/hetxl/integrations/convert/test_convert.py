@@ -49,7 +49,7 @@ def test_revert_restores_the_model():
     assert list(model.state_dict()) == list(state)
 
 
-def test_a_layer_alone():
+def test_convert_of_a_linear_layer_returns_a_head():
     linear = nn.Linear(8, 5)
     head = hetxl.convert(linear)
     assert isinstance(head, HetXLLayer)
@@ -81,12 +81,12 @@ def test_tied_weights_stay_tied():
     assert hetxl.revert(model, fold=False).out.weight is model.embed.weight
 
 
-def test_a_layer_by_name():
+def test_named_layer_is_converted():
     model = hetxl.convert(network(), layer="0", rank=2)
     assert isinstance(model[0], HetXLLayer)
 
 
-def test_options_of_the_head():
+def test_options_are_passed_to_the_head():
     head = hetxl.convert(network(), rank=3, train_samples=7, noise_init=0.5, covariance="low_rank")[2]
     assert (head.covariance.rank, head.train_samples, head.covariance.init) == (3, 7, 0.5)
     assert head.temperature() == 1.0
@@ -173,7 +173,7 @@ def test_other_outputs_are_refused():
         hetxl.predict(hetxl.convert(Changed(lambda logits: logits[:, :3])), INPUTS)
 
 
-def test_copies_and_pickles():
+def test_converted_model_can_be_copied_and_pickled():
     model = hetxl.convert(network())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(mean_logits(other, INPUTS), mean_logits(model, INPUTS))

@@ -44,7 +44,7 @@ def exported(tmp_path_factory):
     return head, module, path
 
 
-def test_onnx_of_a_head(exported):
+def test_onnx_of_a_head_matches_predict(exported):
     head, module, path = exported
     for count in (1, 2, 7):
         features = torch.randn(count, 5)
@@ -79,7 +79,7 @@ def test_onnx_export_is_reproducible_and_needs_no_onnxruntime(exported, tmp_path
     assert list(tmp_path.iterdir()) == [again]
 
 
-def test_without_the_extra(tmp_path, monkeypatch):
+def test_missing_onnx_package_raises_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"pip install onnx onnxruntime onnxscript"):
         to_onnx(exportable(small("det")), tmp_path / "head.onnx", torch.randn(2, 5))
@@ -93,7 +93,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
         ("het-xl-own", "sigmoid", "mc", {"covariance": "low_rank"}),
     ],
 )
-def test_onnx_of_other_heads(variant, link, method, options, tmp_path):
+def test_onnx_of_every_head_and_method_matches_predict(variant, link, method, options, tmp_path):
     head, path = small(variant, link=link, **options), tmp_path / "head.onnx"
     module = exportable(head, method)
     assert to_onnx(module, path, torch.randn(1, 5)) <= 1e-5
