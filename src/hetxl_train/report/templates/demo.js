@@ -28,7 +28,7 @@ function card(near) {
   }
   if (near.text) made.append(element("pre", near.text));
   made.append(element("p", near.label, "label"));
-  made.append(element("p", "Row " + near.row + ", similarity " + near.similarity.toFixed(2), "note"));
+  made.append(element("p", "Row " + near.row, "note"), element("p", "Similarity " + near.similarity.toFixed(2), "note"));
   return made;
 }
 
