@@ -50,6 +50,7 @@ bench: $(STAMP) ## measure samplers, methods, the engine and the training loop a
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
 	@PYTHONPATH=tests/support/site $(BIN)/python benchmarks/loader.py --write docs/benchmarks.md
+	@$(BIN)/python benchmarks/serve.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/contrastive.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/millions.py --write docs/many_classes.md
 	@$(BIN)/python benchmarks/retrieved.py --write docs/many_classes.md

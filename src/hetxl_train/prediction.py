@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -148,13 +149,13 @@ def rows_of(
     `confused_with` the class besides the first that the input is taken for: the most probable one, with `correlation`
     of the two logits.
     """
-    classes, probs = prediction.classes.cpu(), prediction.probs.cpu()
-    entropy, noise = prediction.entropy.cpu(), prediction.mutual_information.cpu()
+    classes, probs = prediction.classes.tolist(), prediction.probs.tolist()
+    entropy, noise = prediction.entropy.tolist(), prediction.mutual_information.tolist()
     correlation = None
-    if classes.shape[-1] > 1 and prediction.logits.noise is not None:
-        correlation = prediction.correlation.cpu()
+    if prediction.classes.shape[-1] > 1 and prediction.logits.noise is not None:
+        correlation = prediction.correlation[:, 0, 1].tolist()
     for index, (row, source) in enumerate(zip(rows, sources, strict=True)):
-        top = [(names[int(label)], round(float(p), 6)) for label, p in zip(classes[index], probs[index], strict=True)]
+        top = [(names[label], round(p, 6)) for label, p in zip(classes[index], probs[index], strict=True)]
         yield {
             "row": int(row),
             # What UTF-8 has no bytes for, as in a path of another encoding, is escaped.
@@ -163,13 +164,13 @@ def rows_of(
             "entropy": _rounded(entropy[index], 5),
             "from_noise": _rounded(noise[index], 5),
             "confused_with": top[1][0] if len(top) > 1 else None,
-            "correlation": None if correlation is None else _rounded(correlation[index, 0, 1], 4),
+            "correlation": None if correlation is None else _rounded(correlation[index], 4),
         }
 
 
-def _rounded(value: torch.Tensor, digits: int) -> float | None:
+def _rounded(value: float, digits: int) -> float | None:
     """Return a number for a file; None if it is not finite, such as the correlation of logits that overflow."""
-    return round(float(value), digits) if torch.isfinite(value) else None
+    return round(value, digits) if math.isfinite(value) else None
 
 
 def _calibration(trained: Trained, coverage: float | None, risk: float | None) -> Calibration | None:

@@ -36,7 +36,7 @@ class Limits:
     """Limits of a server."""
 
     batch: int = 64  # maximum examples per batch
-    wait: float = 0.002  # seconds to wait for a batch to fill
+    wait: float = 0.001  # seconds to wait for a batch to fill, again as long as requests arrive
     rows: int = 256  # maximum examples per request
     queue: int = 4096  # maximum number of waiting examples
     megabytes: float = 20.0  # maximum size of a request
@@ -45,6 +45,9 @@ class Limits:
 
 TAKEN = {"features": ["features"], "tokens": ["tokens", "texts"], "text": ["texts"], "image": ["images"]}
 """The fields of a request, by the kind of training data."""
+
+PAUSES = 8
+"""Maximum number of waits for a batch to fill."""
 
 DRAINED = 16
 """A body of up to this many times the maximum is read and discarded before the connection is closed."""
@@ -87,13 +90,21 @@ class Batcher:
         """Compute batches until cancelled."""
         while True:
             await self.arrived.wait()
-            if self.queued < self.limits.batch:
-                await asyncio.sleep(self.limits.wait)
+            await self._gather()
             batch = self._take()
             if batch:
                 await self._answer(batch)
             if not self.waiting:
                 self.arrived.clear()
+
+    async def _gather(self) -> None:
+        """Wait while requests arrive, `PAUSES` times at most, so that concurrent requests share a batch."""
+        queued = 0
+        for _ in range(PAUSES):
+            if not queued < self.queued < self.limits.batch:
+                break
+            queued = self.queued
+            await asyncio.sleep(self.limits.wait)
 
     def _take(self) -> list[tuple[Tensor, "asyncio.Future[list[Any]]"]]:
         """Return the requests of the next batch, except those whose client has disconnected."""
