@@ -115,26 +115,49 @@ def test_several_processes_write_the_bytes_of_one(images, run, tmp_path, monkeyp
     assert contents(tmp_path / "several") == contents(tmp_path / "one")
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from hetxl_train import embeddings
+from hetxl_train.embed import embed
+
+embeddings.PIECE, calls, write = 8, [], embeddings._write_piece
+
+
+def killing(*arguments):
+    calls.append(0)
+    if len(calls) == 2 and os.environ.get("RANK", "1") == "1":
+        os.kill(os.getpid(), 9)
+    write(*arguments)
+
+
+embeddings._write_piece = killing
+embed(sys.argv[1], sys.argv[2], Path(sys.argv[3]), workers=0, device="cpu")
+"""
+"""Embeds data, and kills its only process, or that of rank 1, before its second piece is written."""
+
+
 @pytest.mark.slow
-def test_a_killed_call_is_continued_to_the_same_bytes(images, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_call_is_continued_to_the_same_bytes(images, run, tmp_path, monkeypatch, ranks):
     monkeypatch.setattr(embeddings, "PIECE", 8)
-    embed(str(run.path), str(images), tmp_path / "straight", workers=0, console=QUIET)
-    program = (
-        "import os, sys; from pathlib import Path\n"
-        "from hetxl_train import embeddings; from hetxl_train.embed import embed\n"
-        "embeddings.PIECE = 8; calls = []; write = embeddings._write_piece\n"
-        "def killing(*arguments):\n"
-        "    calls.append(0)\n"
-        "    if len(calls) == 3: os.kill(os.getpid(), 9)\n"
-        "    write(*arguments)\n"
-        "embeddings._write_piece = killing\n"
-        "embed(sys.argv[1], sys.argv[2], Path(sys.argv[3]), workers=0, device='cpu')\n"
-    )
-    command = [sys.executable, "-c", program, str(run.path), str(images), str(tmp_path / "killed")]
-    codes = [subprocess.run(command, capture_output=True).returncode for _ in range(2)]
-    assert codes[0] == -signal.SIGKILL
-    embed(str(run.path), str(images), tmp_path / "killed", workers=0, console=QUIET)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "straight")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    embed(str(run.path), str(images), straight, workers=0, console=QUIET)
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    several = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"] if ranks > 1 else []
+    command = [sys.executable, *several, str(program), str(run.path), str(images), str(killed)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert process.returncode == (1 if several else -signal.SIGKILL), process.stderr[-3000:]
+    assert not several or "Signal 9 (SIGKILL)" in process.stderr
+    pieces = [path for path in killed.rglob("*") if path.is_file()]
+    assert pieces
+    if several:
+        sharded.run(embed_on_rank, ranks, tmp_path, str(run.path), str(images), killed)
+    else:
+        embed(str(run.path), str(images), killed, workers=0, console=QUIET)
+    assert contents(killed) == contents(straight)
 
 
 def test_vectors_of_pairs_train_two_towers(tmp_path):

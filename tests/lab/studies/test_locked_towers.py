@@ -47,7 +47,7 @@ def test_own_options_of_het_xl_are_not_those_of_det():
     run = PairSet("some", "vectors.npz", "some").run("het-xl", 3, head="het-xl", **HET_XL)
     assert run.key == "some-het-xl-seed3"
     assert not run.blind
-    assert (run.config.samples, run.config.scale_init, run.config.noise_learning_rate) == (8, 10.0, 0.3)
+    assert (run.config.samples, run.config.scale_init, run.config.noise_learning_rate) == (8, 10.0, 0.03)
 
 
 def summary_of(gain, named=True):
