@@ -1,4 +1,4 @@
-"""All studies by name, with the options of their commands: a new one is one entry. Studies are imported on use."""
+"""All studies by name, with the options of their commands. A new study is one entry; studies are imported on use."""
 
 import importlib
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """An option that a study's command has beside those of all studies."""
+    """An option of a study's command, in addition to those of all studies."""
 
     name: str  # in Python; with dashes on the command line
     type: type  # str, int or bool
@@ -24,7 +24,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A study as lists and commands show it. Minutes are of two cores, by measurement or estimate."""
+    """A study in lists and commands. Minutes are measured or estimated on two cores."""
 
     name: str
     title: str
@@ -33,11 +33,11 @@ class Entry:
     full: float | None  # minutes with an empty cache
     module: str  # below `hetxl_lab.studies`, whose `STUDIES` has it
     options: tuple[Option, ...] = ()
-    seeds: str = "3; quick 2"  # the default, as `--help` says it
-    cache: str = "runs/studies/cache"  # directory of its runs, as `--help` says it
+    seeds: str = "3; quick 2"  # the default, as shown by `--help`
+    cache: str = "runs/studies/cache"  # directory of its runs, as shown by `--help`
 
     def with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of all options, those that are absent or None by default."""
+        """Return the values of all options, with defaults for those that are absent or None."""
         names = [option.name for option in self.options]
         for name in options:
             one_of(f"option of study {self.name}", name, names)
@@ -45,56 +45,62 @@ class Entry:
         return {option.name: option.default for option in self.options} | chosen
 
 
-_DATA = Option("data", str, None, "Your data, as for hetxl train [that of the page].", positional=True)
+_DATA = Option("data", str, None, "Your data, as for hetxl train [data of the published page].", positional=True)
 _SHARED = (
-    Option("backbone", str, None, "Backbone as for hetxl train, or several separated by commas [those of the page]."),
-    Option("link", str, None, "softmax or sigmoid [by the labels]."),
-    Option("steps", int, None, "Steps of a run [as hetxl train; quick 100 at most].", minimum=1),
-    Option("config", str, None, "TOML file of other options of hetxl train."),
+    Option("backbone", str, None, "Backbone as for hetxl train, or several, separated by commas [the page's]."),
+    Option("link", str, None, "Link function: softmax or sigmoid [sigmoid if rows have several labels]."),
+    Option("steps", int, None, "Steps per run [as in hetxl train; at most 100 with --quick].", minimum=1),
+    Option("config", str, None, "TOML file with other options of hetxl train."),
 )
 _OWN = (_DATA, *_SHARED)
-"""What all studies of runs take: data, backbone and link of the user's; see `hetxl_lab.studies.own_data`."""
+"""Options of all studies that train: data, backbone and link of the user, see `hetxl_lab.studies.own_data`."""
 
 
 def _pairs(name: str, title: str, paper: str, quick: float, full: float) -> Entry:
-    data = Option("data", str, None, "As for hetxl contrastive train [icons].", positional=True)
+    data = Option("data", str, None, "Pairs, as for hetxl contrastive train [icons].", positional=True)
     return Entry(name, title, paper, quick, full, "pairs", (data,), "1,2,3,4,5; quick 2", "runs/study-contrastive/runs")
 
 
 _TAU_OPTIONS = (
-    Option("head", str, "het-xl", "Whose τ: det, het, het-h or het-xl."),
-    Option("longer", bool, False, "Add methods with one run of ten times the steps: 15 minutes more."),
+    Option("head", str, "het-xl", "Head whose τ is chosen: det, het, het-h or het-xl."),
+    Option("longer", bool, False, "Also run the methods with one run for ten times as many steps: 15 more minutes."),
 )
 _DEFAULTS_OPTIONS = (
     Option("settings", str, None, "Settings, separated by commas, such as pycode,pycode-noisy [all]."),
-    Option("heads", str, None, "Which take part, as for hetxl compare."),
+    Option("heads", str, None, "Heads to compare, as for hetxl compare [all]."),
     Option("equal_time", bool, True, "Also train DET for the time that HET-XL takes."),
 )
 _STRANGERS_OPTIONS = (
     Option("settings", str, None, "Settings, separated by commas, such as digits,wine [all]."),
-    Option("ablations", bool, True, "Also search the grid, and take the parts of the defaults away."),
+    Option("ablations", bool, True, "Also search the grid, and remove parts of the defaults."),
 )
 _RECOVERY_OPTIONS = (
-    Option("data", str, "synthetic", "synthetic, with options as in synthetic:noise=2.", positional=True),
-    Option("data_seed", int, 0, "Seed of the true model and the data.", minimum=0),
+    Option("data", str, "synthetic", "Data: synthetic, with options as in synthetic:noise=2.", positional=True),
+    Option("data_seed", int, 0, "Seed for the true model and the data.", minimum=0),
 )
-_LEARN_OPTIONS = (*_OWN, Option("grid", bool, False, "Compare with a grid search of τ, as the paper, not with τ = 1."))
-_EPOCHS_OPTIONS = (*_OWN, Option("epochs", str, None, "How often the data is seen, as in 1,7,90 [those of the page]."))
+_LEARN_OPTIONS = (
+    *_OWN,
+    Option("grid", bool, False, "Compare with a grid search of τ, as in the paper, instead of τ = 1."),
+)
+_EPOCHS_OPTIONS = (
+    *_OWN,
+    Option("epochs", str, None, "Numbers of epochs, such as 1,7,90 [those of the published page]."),
+)
 _FEW_SHOT_OPTIONS = (
-    Option("run", str, None, "A run or comparison whose features are taken; without it DATA is trained on.", True),
-    Option("data", str, None, "Labelled data, any classes.", positional=True),
+    Option("run", str, None, "Run or comparison whose features are used [train on DATA].", True),
+    Option("data", str, None, "Labelled data with any classes.", positional=True),
     *_SHARED,
 )
-_COST_OPTIONS = (Option("device", str, "cpu", "cpu, cuda, …"),)
+_COST_OPTIONS = (Option("device", str, "cpu", "Device: cpu, cuda, …"),)
 _LEVERS_OPTIONS = (
-    Option("data", str, "pycode", "As for hetxl train.", positional=True),
+    Option("data", str, "pycode", "Data, as for hetxl train.", positional=True),
     Option("levers", str, None, "Levers, separated by commas, such as rank,samples [all]."),
 )
 _LOCKED_OPTIONS = (
-    Option("data", str, None, "Pairs of your own, as for hetxl contrastive train [three sets].", positional=True),
+    Option("data", str, None, "Your pairs, as for hetxl contrastive train [three sets].", positional=True),
     Option("sets", str, None, "Sets, separated by commas, such as icons,glosses [all]."),
 )
-_FLIPPED = Option("rate", int, 10, "Share of the labels that are flipped, in percent.", minimum=1)
+_FLIPPED = Option("rate", int, 10, "Percentage of the labels to flip.", minimum=1)
 _MORE_FLIPPED = replace(_FLIPPED, default=30)
 
 ENTRIES: dict[str, Entry] = {
