@@ -99,11 +99,12 @@ def open_data(
     """
     name, written = split_spec(options.data) if data is None else (data, {})
     arguments: dict[str, Any] = {"labels": options.labels, "validation": options.validation, "test": options.test}
+    arguments["seed"] = options.data_seed
     arguments |= written  # options behind the name take precedence: `labels` may be one of them
     if whole and not (isinstance(name, str) and name in BUILT_IN):
         arguments["whole"] = True
     opening = {"transform": transform or _transform_of(options), "tokenizer": tokenizer_of(options)}
-    dataset = open_dataset(name, **opening, columns=columns_of(options), seed=options.data_seed, **arguments)
+    dataset = open_dataset(name, **opening, columns=columns_of(options), **arguments)
     if dataset.not_for_training is not None:
         raise ValueError(f"data {options.data!r}: {dataset.not_for_training}")
     if options.label_noise == "none":

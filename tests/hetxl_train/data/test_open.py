@@ -33,6 +33,13 @@ def images(folder, names=("cat", "dog")):
     return folder
 
 
+def test_a_seed_behind_the_name_takes_precedence():
+    data = "synthetic:rows=40,classes=3,features=4"
+    named, options = open_data(TrainConfig(data=f"{data},seed=1")), TrainConfig(data=data, data_seed=1)
+    inputs = [dataset.splits["test"].fetch(np.arange(2)).inputs for dataset in (named, open_data(options))]
+    assert torch.equal(*inputs)
+
+
 def test_arrays_and_images(tmp_path):
     path = arrays(tmp_path)
     for data in (path, str(path)):

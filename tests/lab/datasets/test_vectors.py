@@ -1,8 +1,11 @@
 """Vectors as a user would bring them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from hetxl_lab.datasets import vectors as module
 from hetxl_lab.datasets.vectors import load_vectors, twins_of, with_wrong_labels, write_vectors
 
 
@@ -46,3 +49,26 @@ def test_files_are_written_once(digits, tmp_path):
     changed = train.stat().st_mtime_ns
     assert write_vectors(tmp_path / "data", "digits", digits) == (train, test)
     assert train.stat().st_mtime_ns == changed
+
+
+def test_every_seed_divides_the_same_glosses(monkeypatch):
+    synsets = [SimpleNamespace(gloss=f"number {row}", file=3 + row % 5) for row in range(50)]
+    encoded = []
+
+    def encode(texts, cache):
+        encoded.append(texts)
+        return np.array([[float(text.split()[1])] for text in texts], dtype=np.float32)
+
+    monkeypatch.setattr(module, "debian_package", lambda package, directory: SimpleNamespace(root=directory))
+    monkeypatch.setattr(module.wordnet, "read_synsets", lambda directory, part: synsets)
+    monkeypatch.setattr(module, "MINILM", SimpleNamespace(encode=encode))
+    monkeypatch.setattr(module, "TEST_ROWS", 10)
+    monkeypatch.setattr(module, "GLOSSES", 30)
+    first, second = load_vectors("glosses"), load_vectors("glosses", seed=1)
+    assert encoded[0] == encoded[1]  # so that they are encoded once
+    for part in (first, second):
+        assert (len(part.labels), len(part.test_labels), part.num_classes) == (30, 10, 5)
+        rows = np.concatenate([part.features, part.test_features]).ravel().astype(int)
+        assert len(set(rows)) == 40
+        assert np.array_equal(rows % 5, np.concatenate([part.labels, part.test_labels]))
+    assert not np.array_equal(first.test_labels, second.test_labels)
