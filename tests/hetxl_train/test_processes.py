@@ -199,7 +199,10 @@ def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint
         if "resumed" in after and "killed" in death:
             assert after["resumed"] >= max(death["checkpoints"], default=0)
     expected, actual = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "killed"))
-    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+    rounded = killed_process.rounded(kind, ranks)
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-6 if rounded else 0)
     logs = [
         [
             {key: value for key, value in line.items() if "second" not in key}
@@ -207,4 +210,6 @@ def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint
         ]
         for name in ("straight", "killed")
     ]
-    assert logs[0] == logs[1]
+    assert len(logs[0]) == len(logs[1])
+    for first, second in zip(*logs, strict=True):
+        assert second == (pytest.approx(first, rel=1e-6, abs=1e-9) if rounded else first)
