@@ -164,9 +164,16 @@ def _corrected(
     return {"nll": losses, "wrong": wrong}
 
 
-def measure_settings(lab: Lab, measure: Callable[[Arrays, str, float, int, int], dict[str, Any]]) -> dict[str, Any]:
-    """Return what every setting gave, by seed: measure(data, kind, rate, seed, steps), each stored once known."""
+def measure_settings(
+    lab: Lab, measure: Callable[[Arrays, str, float, int, int], dict[str, Any]], steps: int | None = None
+) -> dict[str, Any]:
+    """Return what every setting gave, by seed: measure(data, kind, rate, seed, steps), each stored once known.
+
+    Args:
+        steps: of a run; None for those of `SIZES`.
+    """
     size, rate = SIZES[lab.profile.name], lab.options["rate"] / 100
+    steps = size["steps"] if steps is None else steps
     settings = []
     for name in study_data(lab.profile):
         data = small_data(name, size["rows"])
@@ -174,7 +181,7 @@ def measure_settings(lab: Lab, measure: Callable[[Arrays, str, float, int, int],
             seeds = []
             for seed in lab.seeds:
                 file = lab.directory / "parts" / f"{name}-{kind}-{lab.options['rate']}-seed{seed}.json"
-                seeds.append(stored(file, lambda d=data, k=kind, s=seed: measure(d, k, rate, s, size["steps"])))
+                seeds.append(stored(file, lambda d=data, k=kind, s=seed: measure(d, k, rate, s, steps)))
                 lab.console.say(f"{name}, {kind}, seed {seed}")
             settings.append({"data": name, "kind": kind, "rows": len(data.labels), "seeds": seeds})
     # Parts may be of earlier commands: the time of this one says nothing.

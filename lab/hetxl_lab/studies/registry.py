@@ -169,7 +169,7 @@ ENTRIES: dict[str, Entry] = {
         Entry("recovery", "How near to the true model", "–", 1, 10, "recovery", _RECOVERY_OPTIONS, "3"),
         Entry("levers", "What each default is worth", "–", None, 80, "ablations", _LEVERS_OPTIONS, "3"),
         Entry("audit", "Finding wrong labels", "–", 1, 12, "label_audit", (_FLIPPED,), "3"),
-        Entry("noise-only", "Noise for a trained classifier", "–", 1, 5, "noise_only", (_MORE_FLIPPED,), "3"),
+        Entry("noise-only", "Noise for a trained classifier", "–", 1, 6, "noise_only", (_MORE_FLIPPED,), "3"),
     )
 }
 """In the order of lists: the paper's, then our own."""

@@ -3,7 +3,7 @@
 Held-out labels show how far the logits can be trusted, as in temperature scaling. Noise has more parameters than τ and
 can overfit, so cross-validation chooses between five candidates: the unchanged classifier, τ alone, a share ε of
 uniformly random labels, constant noise, and noise that depends on the input. τ alone is the reference: another
-candidate must be better by a standard error.
+candidate must be better by two standard errors.
 """
 
 import math
@@ -30,20 +30,20 @@ START = 0.3
 """Initial scale of the noise, in standard deviations of the features."""
 FACTOR_PRIOR, INPUT_PRIOR = 30.0, 0.1
 """Prior variances of the covariance's factors, and of the dependence of its scale on the input."""
-LEARNING_RATE, SAMPLES, EVAL_SAMPLES, BATCH = 0.05, 4, 256, 256
-FOLDS, STEPS = 3, 150
+LEARNING_RATE, SAMPLES, EVAL_SAMPLES, BATCH = 0.08, 4, 256, 256
+FOLDS, STEPS = 3, 80
 BLOCK = 2**22
 """Approximate number of sampled logits in memory, and of logits for the estimate of ε."""
 
-SHARED_START, SHARED_PRIOR, SHARED_SAMPLES, SHARED_BATCH = 0.1, 3.0, 8, 128
+SHARED_START, SHARED_PRIOR, SHARED_SAMPLES, SHARED_BATCH = 0.1, 3.0, 8, 64
 """The same for constant noise, in units that change a class's logit over τ by 1."""
 TEMPERATURE_PRIOR = 0.25
 """Prior variance of log τ around the best value without noise."""
 
 CHOICES = ("temperature", "none", "flips", "constant noise", "noise")
-"""The candidates in order of preference: a later one must be better than the best before it by a standard error."""
-NONE_ERRORS = 2.0
-"""Standard errors by which "none" must be better than τ, because a single number rarely overfits."""
+"""The candidates in order of preference."""
+ERRORS = 2.0
+"""Standard errors by which a candidate must be better than the best before it."""
 INPUT_ROWS = 20
 """Minimum number of rows per feature to try noise that depends on the input, which has D² parameters."""
 
@@ -108,8 +108,8 @@ def fit_noise(
 ) -> NoiseFit:  # fmt: skip
     """Learn a covariance, τ and ε for a trained classifier, whose mean logits do not change.
 
-    This takes about a second: `steps` steps of Adam on features for each fold. The head is not changed; `fit.apply`
-    applies the result to a `HetXLHead` with the same classifier.
+    This takes a fraction of a second: `steps` steps of Adam on features for each fold. The head is not changed;
+    `fit.apply` applies the result to a `HetXLHead` with the same classifier.
 
     Args:
         head: a trained `DetHead`, or another head with a linear classifier; its noise and τ are ignored, its ε is used.
@@ -146,14 +146,17 @@ def fit_noise(
     tried = [name for name in CHOICES if name not in skipped]
     losses = {name: torch.zeros(len(rows), dtype=torch.float64) for name in tried}
     fold = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows)) % folds)
-    others = [torch.from_numpy(np.flatnonzero(fold != number)).to(rows.device) for number in range(folds)]
+    # The last part is all rows, because no fold is −1. Its fits cost little beside the others; one is the result.
+    parts = [torch.from_numpy(np.flatnonzero(fold != number)).to(rows.device) for number in (*range(folds), -1)]
+    results = {}
     for name in tried:
-        for number, fitted in enumerate(problem.fit(name, rows, targets, others)):
+        *judged, results[name] = problem.fit(name, rows, targets, parts)
+        for number, fitted in enumerate(judged):
             own = fold == number
             losses[name][own] = problem.losses(fitted, rows[own], targets[own]).cpu()
     choice = _choose(losses)
     means = {name: float(values.mean()) for name, values in losses.items()}
-    (fitted,) = problem.fit(choice, rows, targets, [torch.arange(len(rows), device=rows.device)])
+    fitted = results[choice]
     own = (choice, means, float(fitted.temperature()), fitted.flip_rate)
     if not fitted.noise_scale:
         return NoiseFit(*own)
@@ -170,8 +173,7 @@ def _choose(losses: dict[str, Tensor]) -> str:
     chosen, *others = losses
     for name in others:
         gain = losses[chosen] - losses[name]
-        errors = NONE_ERRORS if name == "none" else 1.0
-        if float(gain.mean()) > errors * float(gain.std()) / math.sqrt(len(gain)):
+        if float(gain.mean()) > ERRORS * float(gain.std()) / math.sqrt(len(gain)):
             chosen = name
     return chosen
 
@@ -182,6 +184,9 @@ class _Problem:
     def __init__(self, weight: Tensor, bias: Tensor, link: str, flip_rate: float, rank: int, steps: int, seed: int):
         self.weight, self.bias, self.link, self.flip_rate, self.rank = weight, bias, link, flip_rate, rank
         self.steps, self.seed = integer_at_least("steps", steps, 1), seed
+        # Shared by the candidates: ε by part of the rows, and τ by part and ε.
+        self._flip_rates: dict[int, float] = {}
+        self._temperatures: dict[tuple[int, float], float] = {}
 
     def head(self) -> HetXLHead:
         """Return the classifier with small constant noise and τ = 1."""
@@ -205,9 +210,9 @@ class _Problem:
         Args:
             features: [n, D]
             targets: [n], or [n, K]
-            parts: rows of each fit.
+            parts: rows of each fit; the same in all calls.
         """
-        heads = [self._without_noise(choice, features[part], targets[part]) for part in parts]
+        heads = [self._without_noise(choice, k, features[part], targets[part]) for k, part in enumerate(parts)]
         if choice == "constant noise" and self.link == "softmax":
             self._train_shared(heads, features, targets, parts)
         elif "noise" in choice:
@@ -215,23 +220,28 @@ class _Problem:
                 self._train(head, features[part], targets[part], inputs=choice == "noise")
         return heads
 
-    def _without_noise(self, choice: str, features: Tensor, targets: Tensor) -> HetXLHead:
-        """Return the classifier with the τ and ε of a candidate."""
+    def _without_noise(self, choice: str, number: int, features: Tensor, targets: Tensor) -> HetXLHead:
+        """Return the classifier with the τ and ε of a candidate, for a part of the rows."""
         head = self.head()
         if choice not in CHOICES[:2] and self.link == "softmax":
-            self._set_flip_rate(head, features, targets)
+            if number not in self._flip_rates:
+                self._flip_rates[number] = self._fit_flip_rate(features, targets)
+            head.flip_rate = self._flip_rates[number]
         head.noise_scale = 0.0
         if choice != "none":
-            lists = targets if targets.dim() == 1 else LabelLists.from_sparse(targets.float().to_sparse())
-            head.temperature = FixedTemperature(fit_temperature(head, [features], lists, seed=self.seed))
+            key = (number, head.flip_rate)
+            if key not in self._temperatures:
+                lists = targets if targets.dim() == 1 else LabelLists.from_sparse(targets.float().to_sparse())
+                self._temperatures[key] = fit_temperature(head, [features], lists, seed=self.seed)
+            head.temperature = FixedTemperature(self._temperatures[key])
         head.noise_scale = float("noise" in choice)
         return head
 
-    def _set_flip_rate(self, head: HetXLHead, features: Tensor, targets: Tensor) -> None:
+    def _fit_flip_rate(self, features: Tensor, targets: Tensor) -> float:
         """Estimate ε on at most one block of rows; 0 if the labels do not support it."""
         count = max(1, BLOCK // len(self.weight))
         estimate = fit_flip_rate(F.linear(features[:count], self.weight, self.bias), targets[:count])
-        head.flip_rate = estimate.rate if estimate.significant else 0.0
+        return estimate.rate if estimate.significant else 0.0
 
     def _train_shared(
         self, heads: Sequence[HetXLHead], features: Tensor, targets: Tensor, parts: Sequence[Tensor]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hetxl.functional import IGNORE_INDEX, LabelLists
 from hetxl.functional._torch import to_accumulation_dtype
+from hetxl.functional.flips import flipped
 from hetxl.metrics.records import MAX_BYTES, LabelEntries, evaluating, label_entries
 from hetxl.nn import Classifier, Head
 from hetxl.registry import Link
@@ -165,7 +166,7 @@ class _Fit:
         batches = self.features() if callable(self.features) else self.features
         head, classifier = self.head, getattr(self.head, "classifier", None)
         # Use the head for its samples, and if τ does more than divide the logits.
-        whole = (head.covariance is not None and head.noise_scale > 0) or head.flip_rate > 0
+        whole = head.covariance is not None and head.noise_scale > 0
         whole = whole or (isinstance(classifier, Classifier) and not classifier.linear)
         for loss in self._head_losses(batches, point) if whole else self._logit_losses(batches, point):
             (slope,) = torch.autograd.grad(loss, point)
@@ -196,18 +197,21 @@ class _Fit:
             with torch.no_grad():
                 logits = self.head.logit_distribution(features).mean
             inverse = point.to(logits.device, logits.dtype).neg().exp()
-            yield summed_loss(logits, labels.to(logits.device), inverse, self.head.link)
+            yield summed_loss(logits, labels.to(logits.device), inverse, self.head.link, self.head.flip_rate)
         if seen != total:
             raise ValueError(
                 f"features holds {seen} examples and targets {total}; return the batches again for each pass"
             )
 
 
-def summed_loss(logits: Tensor, labels: LabelEntries, inverse: Tensor | float, link: Link) -> Tensor:
-    """Return Σ logsumexp(u/τ) − u_y/τ (softmax) or Σ softplus(u/τ) − y u/τ (sigmoid) of logits u [b, K]."""
+def summed_loss(
+    logits: Tensor, labels: LabelEntries, inverse: Tensor | float, link: Link, flip_rate: float = 0.0
+) -> Tensor:
+    """Return Σ logsumexp(u/τ) − u_y/τ (softmax, with ε as `flipped`) or Σ softplus(u/τ) − y u/τ (sigmoid), u [b, K]."""
     if link == "softmax":
         # Relative to the label's logit, to avoid cancellation.
         logits = logits[labels.examples] - logits[labels.examples, labels.classes].unsqueeze(-1)
-        return torch.logsumexp(logits * inverse, dim=-1).sum()
+        losses = torch.logsumexp(logits * inverse, dim=-1)
+        return -flipped(-losses, flip_rate, logits.shape[-1]).sum() if flip_rate else losses.sum()
     own = logits[labels.examples, labels.classes] * labels.values.to(logits)
     return F.softplus(logits[labels.ids != IGNORE_INDEX] * inverse).sum() - own.sum() * inverse

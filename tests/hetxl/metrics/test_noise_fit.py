@@ -79,6 +79,13 @@ def test_labels_that_are_any_class_alike_are_found():
         assert applied.loss(features[500:], labels[500:]) < head.loss(features[500:], labels[500:]) - 0.2
 
 
+def test_a_choice_must_be_better_by_two_standard_errors():
+    reference = torch.ones(100, dtype=torch.float64)
+    gain = torch.tensor([0.0, 0.2], dtype=torch.float64).repeat(50)  # 0.1 on average, standard error 0.01
+    assert noise_fit._choose({"temperature": reference, "flips": reference - gain}) == "flips"
+    assert noise_fit._choose({"temperature": reference, "flips": reference - gain + 0.085}) == "temperature"
+
+
 def test_written_out_gradients_are_those_of_autograd():
     head, features = trained(), (rows(60) - SHIFT) / SCALES
     weight, bias = head.classifier.weight.detach(), head.classifier.bias.detach()

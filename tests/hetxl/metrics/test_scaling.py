@@ -6,6 +6,7 @@ from torch import nn
 from hetxl import DetHead
 from hetxl.classifiers import AdaptiveClassifier
 from hetxl.functional import LabelLists
+from hetxl.functional.flips import flipped_log_probs
 from hetxl.metrics import fit_scales, fit_temperature, scaling
 from hetxl.nn import FixedTemperature
 from support.cases import make
@@ -44,6 +45,18 @@ def test_softmax_agrees_with_a_grid(sharpness):
     expected = brute_force(lambda tau: F.cross_entropy(logits / tau, targets))
     assert actual == pytest.approx(expected, rel=2e-4)
     assert actual == pytest.approx(sharpness, rel=0.2)
+
+
+def test_softmax_with_flipped_labels_agrees_with_a_grid():
+    logits, targets = scaled()
+    targets = torch.where(torch.rand(len(targets)) < 0.3, torch.randint(10, targets.shape), targets)
+    head = head_of(10)
+    head.flip_rate = 0.3
+    actual = fit_temperature(head, logits.split(64), targets)
+    expected = brute_force(
+        lambda tau: -flipped_log_probs((logits / tau).log_softmax(-1), 0.3).gather(1, targets[:, None]).mean()
+    )
+    assert actual == pytest.approx(expected, rel=2e-4)
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 4.0])
