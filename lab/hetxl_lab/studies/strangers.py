@@ -249,6 +249,7 @@ def _measure(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
     }
     if setting.vectors:
         summary["clean"] = {HEAD_LABELS[head]: [_clean(lab, run) for run in own] for head, own in runs.items()}
+    if setting.vectors and "backbone" not in setting.options:  # both are linear
         summary["sklearn"] = [_with_sklearn(setting, seed, directory / f"sklearn-{seed}.json") for seed in lab.seeds]
     return summary
 
