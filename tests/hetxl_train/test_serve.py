@@ -320,5 +320,9 @@ def test_the_demo_page_shows_an_answer(image_run, text_run, tmp_path, width, dar
         assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         if kind == "image":  # of 28 × 24 pixels, and shown larger
             assert tab.evaluate("document.getElementById('shown').getBoundingClientRect().width") == 112
+        doubts = {0.95: "Sure.", 0.75: "Fairly sure.", 0.58: "Unsure."}  # of two classes
+        for share, words in doubts.items():
+            record = {"top": [["a", share], ["b", 1 - share]], "entropy": 0.5, "from_noise": 0.1, "confused_with": "b"}
+            assert str(tab.evaluate(f"doubt({json.dumps(record)})")).startswith(words)
         assert tab.problems() == []
         tab.screenshot(tmp_path / "demo.png")

@@ -34,7 +34,9 @@ function card(near) {
 
 function doubt(record) {
   const noise = record.entropy > 0 ? Math.max(0, record.from_noise) / record.entropy : 0;
-  const sure = record.top[0][1] >= 0.9 ? "Sure." : record.top[0][1] >= 0.5 ? "Fairly sure." : "Unsure.";
+  const [first, second] = record.top.map(([, share]) => share);
+  const likely = first >= 0.5 && first >= 2 * (second || 0);
+  const sure = first >= 0.9 ? "Sure." : likely ? "Fairly sure." : "Unsure.";
   const confused = record.confused_with === null ? "" : " Most likely confused with " + record.confused_with + ".";
   return sure + " Entropy " + record.entropy.toFixed(2) + " nats, " + percent(noise) + " of it from label noise." + confused;
 }
