@@ -30,7 +30,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Other files written there whose names begin with its name move as well. The directory of `path` is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
+    with naming_full(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         yield Path(directory) / path.name
         for file in sorted(Path(directory).iterdir(), reverse=True):  # NAME.data before NAME, which needs it
             file.chmod(0o644)
@@ -43,7 +43,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory that replaces `path` unless an error is raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _naming(path):
+    with naming_full(path):
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
             yield temporary
@@ -58,7 +58,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming_full(path: Path) -> Iterator[None]:
     """Add the file's name to the error of a full disk, which a failed write does not name."""
     try:
         yield

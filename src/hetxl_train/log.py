@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from hetxl._files import CHECKSUM, json_checksum, parse_json, write_bytes
+from hetxl._files import CHECKSUM, json_checksum, naming_full, parse_json, write_bytes
 from hetxl_train.loggers import Logger, numbers
 
 DIGITS = 8
@@ -31,13 +31,17 @@ class Log:
         lines = [line for line in stored if line and line.get("step", 0) <= last.get(line.get("kind", ""), after)]
         write_bytes(path, "".join(map(_text, lines)).encode())
         self.lines = len(lines)
-        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run is
+        self._path = path
+        # Open as long as the run is; without a buffer, whose rest would fail again at the end if the disk is full.
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._loggers = loggers
 
     def write(self, kind: str, **values: Any) -> None:
         """Add a line; numbers also go to the loggers."""
-        self._file.write(_text({"kind": kind, **values}))
-        self._file.flush()
+        text = _text({"kind": kind, **values}).encode()
+        with naming_full(self._path):
+            while text := text[self._file.write(text) :]:  # a part is written where the disk has room for a part
+                pass
         self.lines += 1
         for logger in self._loggers:
             logger.write(values["step"], numbers(kind, values))

@@ -32,11 +32,11 @@ def owned(directory: Path) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
     with _locked(path) as file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        remove_leftovers(directory)
         try:
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, and names no process
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+            remove_leftovers(directory)
             yield directory
         finally:
             if fcntl is not None:  # Windows cannot remove open files

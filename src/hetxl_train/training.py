@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetxl._files import write_checked
+from hetxl._files import read_json, write_checked
 from hetxl.registry import HEAD_LABELS
 from hetxl_train.checkpoint import Checkpoints, load_weights
 from hetxl_train.config import Config, RunConfig, TrainConfig
@@ -57,6 +57,7 @@ def train(
 
         run = processes.on_main(own_and_start)
         if run.finished:
+            read_json(run.path / "result.json", dict, instead="remove it and rerun the command to evaluate again")
             console.say(f"{run.path} is done; see result.json there, or hetxl {task_class.command}report {run.path}")
             return run
         if dataset is None:

@@ -199,6 +199,7 @@ def report(
     """Write report.html: one file with all plots and tables of the runs."""
     from rich.console import Console
 
+    from hetxl_train.formatting import printable
     from hetxl_train.report import as_rich, compare_table, find_runs, write_report
 
     read_runs = find_runs(runs)
@@ -206,4 +207,7 @@ def report(
         read_runs, out or Path(runs[0]) / "report.html"
     )  # first, because printing the table can fail in a terminal with a small character set
     Console().print(as_rich(compare_table(read_runs)))
+    for run in read_runs:
+        for problem in (problem for problem in run.problems if not problem.endswith("is missing")):
+            typer.echo(printable(f"{run.path}: {problem}"), err=True)
     typer.echo(f"Report: {path}")
