@@ -86,11 +86,13 @@ def check_same_runs(expected: Path, actual: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "none", "frozen", "shards", "pairs"])
-def test_run_killed_20_times_equals_an_uninterrupted_one(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "processes"), [("mlp", 1), ("none", 1), ("frozen", 1), ("shards", 1), ("pairs", 1), ("mlp", 2)]
+)
+def test_run_killed_20_times_equals_an_uninterrupted_one(tmp_path, kind, processes):
     image_shards(tmp_path)
-    killed_run(tmp_path / "straight", 0, kind)
-    about = killed_run(tmp_path / "killed", 20, kind)
+    killed_run(tmp_path / "straight", 0, kind, processes)
+    about = killed_run(tmp_path / "killed", 20, kind, processes)
     assert about["killed"] == 20
     assert len(set(about["checkpoints"])) > 5
     check_same_runs(tmp_path / "straight", tmp_path / "killed")

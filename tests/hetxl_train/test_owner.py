@@ -1,5 +1,7 @@
 """A directory has one owner at a time, and a killed owner leaves nothing behind for the next."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +61,16 @@ def test_lock_is_released_after_an_error(tmp_path):
         raise RuntimeError
     with owned(tmp_path):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_holds_on_a_full_disk_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with owned(tmp_path):
+        assert (tmp_path / LOCK).read_text() == ""
     assert list(tmp_path.iterdir()) == []
 
 

@@ -325,6 +325,36 @@ def test_a_log_without_checksums_is_read(tmp_path):
     assert [line["loss"] for line in read_log(path)] == [0.5, 0.4]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_a_full_disk_is_an_error_that_names_the_log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    log._file.close()
+    log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(OSError, match=r"free some space and rerun the command: '.*log\.jsonl'"):
+        log.write("step", step=1, loss=0.5)
+    log.close()
+    assert log.lines == 0
+
+
+def test_lines_that_the_disk_takes_in_parts_are_whole(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    file = log._file
+
+    class Parts:
+        def write(self, text):
+            return file.write(text[:7])
+
+        def close(self):
+            file.close()
+
+    log._file = Parts()
+    log.write("step", step=1, loss=0.5)
+    log.close()
+    assert read_log(path) == [{"kind": "step", "step": 1, "loss": 0.5}]
+
+
 def test_opening_replaces_the_file_in_one_move(tmp_path):
     path = tmp_path / "log.jsonl"
     write(path, range(1, 4))

@@ -5,6 +5,7 @@ import json
 import shutil
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from hetxl_train.data.pairs import Swaps
 from hetxl_train.evaluate import evaluate_split
 from hetxl_train.evaluate_runs import evaluate_run
 from hetxl_train.log import read_log
-from hetxl_train.runs import load_run
+from hetxl_train.runs import load_run, open_run
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 from support.distributed import run as run_processes
@@ -396,6 +397,17 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
     assert "is of another run: seed 7 there, 0 here" in said
     assert "Resuming from step 2 of 6" in said
     assert (run.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+
+
+def test_a_finished_run_with_a_damaged_result_is_refused(finished, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    config, result = open_run(run).config, (run / "result.json").read_text()
+    (run / "result.json").write_text(result.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(ValueError, match=r"result\.json was changed or damaged.*; remove it and rerun the command"):
+        train(dataclasses.replace(config, out=str(run)), console=QUIET)
+    (run / "result.json").unlink()
+    train(dataclasses.replace(config, out=str(run)), console=QUIET)
+    assert json.loads((run / "result.json").read_text())["metrics"] == json.loads(result)["metrics"]
 
 
 def forge(run, change):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -117,6 +118,14 @@ def test_report_writes_a_page_and_prints_a_table(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert "HET-XL" in (tmp_path / "page.html").read_text()
     assert "NLL" in result.stdout
+
+
+def test_a_report_says_which_files_are_damaged(run, tmp_path):
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "curves.json").write_text((damaged / "curves.json").read_text().replace("test", "tent"))
+    result = CliRunner().invoke(app, ["report", str(damaged)])
+    assert result.exit_code == 0
+    assert result.stderr == f"{damaged}: curves.json could not be read: changed, cut short or not JSON\n"
 
 
 def test_a_report_without_runs_is_an_error(tmp_path):
