@@ -120,9 +120,8 @@ def test_export_writes_a_model_that_onnxruntime_reads(trained: Path):
 
 
 def test_serve_answers_the_printed_request(trained: Path):
-    server = subprocess.Popen(
-        commands()["serve"], cwd=trained, env=environment(trained), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen(commands()["serve"], cwd=trained, env=environment(trained), **quiet)
     try:
         _, url, _, photo = commands()["curl"]
         request = urllib.request.Request(f"http://{url}", data=(trained / photo.removeprefix("@")).read_bytes())

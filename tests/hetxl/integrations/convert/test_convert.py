@@ -102,7 +102,7 @@ def test_invalid_requests_raise():
     model = hetxl.convert(network())
     with pytest.raises(ValueError, match=r"a converted layer \(2\); call hetxl\.revert"):
         hetxl.convert(model)
-    with pytest.raises(ValueError, match=r"no converted layer; hetxl\.convert"):
+    with pytest.raises(ValueError, match=r"no converted layer; call hetxl\.convert"):
         hetxl.revert(network())
 
 

@@ -32,7 +32,7 @@ def test_the_last_linear_layer_is_found(model, name):
         ),
         (Branches(body=mlp(4, 8), a=mlp(8, 6, 5), b=mlp(8, 6, 3)), r"a\.2 .*b\.2 .*layer='b\.2'"),
         (Branches(heads=nn.ModuleDict({"x": nn.Linear(8, 5), "y": nn.Linear(8, 3)})), r"heads\.x .*heads\.y"),
-        (Branches(blocks=nn.Sequential(mlp(4, 4, 4), mlp(4, 4, 4))), "repeated blocks .*layer='blocks.1.2'"),
+        (Branches(blocks=nn.Sequential(mlp(4, 4, 4), mlp(4, 4, 4))), "repeated blocks.*layer='blocks.1.2'"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), "no linear layer to convert"),
         (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), "no linear layer.*computed from other"),
     ],
