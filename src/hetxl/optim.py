@@ -1,5 +1,5 @@
-"""How a model with a head is trained: defaults by what is trained, parameter groups, the learning rate over the steps,
-the start of the bias, and the prior on a head's weights."""
+"""Train a model with a head: defaults for each kind of model, parameter groups, learning rate schedule, initial bias,
+and the prior on a head's weights."""
 
 import difflib
 import math
@@ -19,13 +19,13 @@ SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant")
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a kind of model is trained unless the user says otherwise.
+    """Default hyper-parameters for a kind of model.
 
     Attributes:
         learning_rate: peak learning rate of AdamW.
-        noise_learning_rate: of the covariance, as a multiple.
-        noise_start: share of the steps before the noise is switched on; the learning rate starts anew there.
-        weight_decay: decoupled, of matrices; None for a prior on the head's weights in its place.
+        noise_learning_rate: learning rate of the covariance, as a multiple of `learning_rate`.
+        noise_start: share of the steps that train without noise; the learning rate schedule restarts after them.
+        weight_decay: decoupled weight decay of matrices; None uses a prior on the head's weights instead.
         steps: number of steps on small data.
     """
 
@@ -41,44 +41,44 @@ DEFAULTS = {
     "network": Defaults(2e-3),
     "backbone": Defaults(1e-4),
 }
-"""By what is trained: a head on fixed, standardised features; with it a small network from nothing; or a published
-backbone that is fine-tuned. Measured in lab/docs/experiments.md."""
+"""Defaults for a head on fixed, standardised features, for a small network trained from scratch, and for fine-tuning a
+published backbone. lab/docs/experiments.md has the measurements."""
 NOISE_PRIOR = 30.0
-"""Prior variance of what the covariance's layers return, as `prior` is of the logits."""
+"""Prior variance of the outputs of the covariance's layers; `prior` is the prior variance of the logits."""
 PRIORS = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Prior variances of the logits that `choose_prior` tries, from the strongest prior to the weakest."""
+"""Prior variances of the logits that `choose_prior` tries, strongest prior first."""
 PRIOR = 30.0
-"""Where there are no held-out rows to choose by."""
+"""Prior variance without held-out rows to choose it on."""
 LOGITS = 2**24
-"""Held-out logits that `choose_prior` has in memory at a time."""
+"""Maximum number of held-out logits that `choose_prior` keeps in memory."""
 PRIOR_STEPS = {2**16: (600, 1.5), 2**20: (200, 0.5), math.inf: (200, 0.1)}
-"""Steps without noise for each of the priors, and how many all of them may take together as a share of those of the
-run, by the largest number of weights."""
+"""By the largest number of weights: steps without noise per prior, and the maximum for all priors together, as a share
+of the run's steps."""
 ALIKE = 1.25
-"""Deviations of features that differ from their mean by less than this factor are not worth two ways to scale."""
+"""If all deviations differ from their mean by less than this factor, only one scaling is tried."""
 MOST_FLIPS = 0.8
-"""An estimate above this share of flipped labels is not believed: nothing was learned."""
+"""An estimated share of flipped labels above this is rejected, because the classifier has not learned anything."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model with a head is trained.
+    """Hyper-parameters to train a model with a head.
 
     Attributes:
         learning_rate: peak learning rate.
-        weight_decay: of matrices; none on τ, biases and norms.
-        temperature_learning_rate: of a learned τ, as a multiple.
-        noise_learning_rate: of the covariance, as a multiple.
-        noise_weight_decay: of the covariance; None for `weight_decay`.
-        noise_start: share of the steps that train without noise. The schedule starts anew after them.
-        warmup: steps of linear warm-up; below 1 a share of all steps.
-        warmup_from: learning rate that warm-up starts from.
-        schedule: decay to zero, "cosine" or "linear"; "inverse_sqrt", with 1 / √step; or "constant".
-        beta1: AdamW's first decay rate; the momentum of "sgd".
+        weight_decay: decoupled weight decay of matrices; τ, biases and norms have none.
+        temperature_learning_rate: learning rate of a learned τ, as a multiple of `learning_rate`.
+        noise_learning_rate: learning rate of the covariance, as a multiple of `learning_rate`.
+        noise_weight_decay: weight decay of the covariance; None for `weight_decay`.
+        noise_start: share of the steps that train without noise. The schedule restarts after them.
+        warmup: steps of linear warm-up; a value below 1 is a share of all steps.
+        warmup_from: learning rate at the first warm-up step.
+        schedule: "cosine" or "linear" decay to zero, "inverse_sqrt" decay with 1 / √step, or "constant".
+        beta1: AdamW's first decay rate, or the momentum of "sgd".
         beta2: AdamW's second decay rate.
-        precision: "float16" where gradients are scaled, which a fused step does not support.
-        optimizer: "adamw" or "sgd", of torch, or the name of one of timm, such as "adafactor", "lamb" or "lion".
-        layer_decay: factor of the learning rate from each layer of the backbone to the one below.
+        precision: "float16" scales the gradients, which fused optimiser steps do not support.
+        optimizer: "adamw" or "sgd" of torch, or the name of an optimiser of timm, such as "adafactor" or "lion".
+        layer_decay: factor by which the learning rate shrinks with each layer of the backbone, from top to bottom.
     """
 
     learning_rate: float = 1e-3
@@ -106,14 +106,14 @@ class Recipe:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, depths: Mapping[str, int] | None = None) -> list[dict]:
-    """Group parameters by what the recipe does with them; weight decay is off for τ, biases and the gains of norms.
+    """Group parameters by their learning rate and weight decay; τ, biases and the gains of norms have no weight decay.
 
     Args:
-        depths: for layer-wise decay, how many layers lie above that of a parameter; 0 for those without.
+        depths: for layer-wise decay, the number of layers above a parameter's layer [default: 0].
 
     Returns:
         Groups for an optimiser, each with "name", "scale" (its multiple of the learning rate) and "names". The
-        covariance has groups of its own where its recipe is one of its own, as have the layers with layer-wise decay.
+        covariance, and each layer under layer-wise decay, have separate groups if their values differ.
     """
     groups: dict[str, dict[str, Any]] = {
         "decayed": {"weight_decay": recipe.weight_decay, "scale": 1.0},
@@ -131,7 +131,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, depths: Mapping[str, int]
         if not parameter.requires_grad:
             continue
         kind = "decayed" if parameter.dim() > 1 else "plain"
-        # The head's alone: some backbones have temperatures of their own.
+        # Only the head's temperature; some backbones have parameters of that name.
         if name.startswith(("head.temperature.", "temperature.")):
             kind = "temperature"
         elif apart and name.startswith(("head.covariance.", "covariance.")):
@@ -146,19 +146,19 @@ def parameter_groups(model: nn.Module, recipe: Recipe, depths: Mapping[str, int]
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> optim.Optimizer:
-    """Return the optimiser of a recipe over the parameters of a model."""
+    """Return a recipe's optimiser for the parameters of a model."""
     return optimizer_over(parameter_groups(model, recipe), recipe)
 
 
 def optimizer_over(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
-    """Return the optimiser of a recipe over groups of parameters; steps of AdamW and SGD are fused where torch supports
-    it, but for scaled gradients."""
+    """Return a recipe's optimiser for groups of parameters. AdamW and SGD use fused steps where torch supports them,
+    except with scaled gradients."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     fused = devices <= {"cpu", "cuda"} and recipe.precision != "float16"
     if recipe.optimizer == "adamw":
         return optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=fused)
     if recipe.optimizer == "sgd":
-        # torch has no fused step of SGD for DTensors, which are divided among processes.
+        # torch has no fused SGD step for DTensors, which are divided among processes.
         fused &= not any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"])
         return optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.beta1, fused=fused)
     return _timm_optimizer(groups, recipe)
@@ -176,14 +176,14 @@ def _timm_optimizer(groups: list[dict], recipe: Recipe) -> optim.Optimizer:
 
 
 def noise_free_steps(steps: int, recipe: Recipe) -> int:
-    """Return the number of steps at the start that train without noise."""
+    """Return the number of initial steps that train without noise."""
     return round(recipe.noise_start * steps)
 
 
 def learning_rate_at(step: int, steps: int, recipe: Recipe) -> float:
-    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero at the last.
+    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero at the last step.
 
-    Both happen twice if the first steps train without noise: for them, and again for the others.
+    If the first steps train without noise, the schedule runs once for these steps and once for the others.
     """
     first = noise_free_steps(steps, recipe)
     step, steps = (step, first) if step < first else (step - first, steps - first)
@@ -201,14 +201,14 @@ def learning_rate_at(step: int, steps: int, recipe: Recipe) -> float:
 
 
 def set_learning_rate(optimizer: optim.Optimizer, value: float) -> None:
-    """Set the learning rate of every group, to its multiple of a value."""
+    """Set the learning rate of every group to its multiple of `value`."""
     for group in optimizer.param_groups:
         group["lr"] = value * group["scale"]
 
 
 @torch.no_grad()
 def start_bias(bias: Tensor, counts: Tensor, rows: float) -> None:
-    """Start a bias [K] of the sigmoid link at the log-odds of each class, which has counts [K] of the rows."""
+    """Initialise a bias [K] of the sigmoid link with the log-odds of the classes, from counts [K] among the rows."""
     bias.copy_(torch.logit((counts.double() + 0.5) / (rows + 1.0)))
 
 
@@ -216,7 +216,7 @@ def start_bias(bias: Tensor, counts: Tensor, rows: float) -> None:
 
 
 class Penalty(NamedTuple):
-    """What the prior adds to the gradient of a parameter: strength · parameter."""
+    """The term strength · parameter that the prior adds to the gradient of a parameter."""
 
     parameter: nn.Parameter
     strength: float
@@ -231,7 +231,7 @@ def prior_penalties(head: nn.Module, prior: float, rows: float) -> list[Penalty]
 
         strength = D / (prior · rows)
 
-    so that noise which the labels give no evidence for vanishes, and the head becomes DET.
+    Noise without evidence in the labels therefore vanishes, and the head becomes DET.
     """
     penalties = []
     for name, parameter in head.named_parameters():
@@ -244,7 +244,7 @@ def prior_penalties(head: nn.Module, prior: float, rows: float) -> list[Penalty]
 
 @torch.no_grad()
 def add_prior(penalties: Sequence[Penalty], noise: bool) -> None:
-    """Add the gradient of the prior; without `noise`, to the classifier alone."""
+    """Add the gradient of the prior; without `noise`, only to the classifier."""
     for penalty in penalties:
         if penalty.parameter.grad is not None and (noise or not penalty.noise):
             penalty.parameter.grad.add_(penalty.parameter, alpha=penalty.strength)
@@ -265,11 +265,11 @@ def choose_prior(
     batch_size: int = 256,
     seed: int = 0,
 ) -> dict[float, float]:
-    """Return the held-out NLL of a linear classifier by the variance of its prior; the smallest marks the best one.
+    """Return the held-out NLL of a linear classifier for each prior variance; the smallest NLL marks the best prior.
 
-    One classifier without noise is trained for `steps` with each of `PRIORS`, from the strongest on, every time from
-    where it was, and until the NLL rises. With few steps the strongest priors, which start from nothing, are judged
-    before they are trained, and weaker ones look better than they are.
+    One classifier without noise is trained for `steps` steps with each of `PRIORS`, strongest first, continuing from
+    its previous weights, until the NLL rises. With few steps, the strongest priors, which start from initial weights,
+    are judged before they are trained, and weaker ones look better than they are.
 
     Args:
         features: [n, D], standardised.
@@ -277,9 +277,9 @@ def choose_prior(
         held_out_features: [m, D]
         held_out_targets: [m] or [m, K]
         num_classes: K
-        weight: [n], how often each row counts; None for once.
+        weight: [n], weight of each row; None for 1.
         held_out_weight: [m]
-        flip_rate: ε of the labels, as of a head.
+        flip_rate: ε of the labels, as in `hetxl.nn.Head`.
     """
     train, held_out = (
         _Rows.of(features, targets, weight),
@@ -313,9 +313,9 @@ def best_prior(losses: Mapping[float, float]) -> float:
 
 
 def prior_steps(steps: int, weights: int) -> int:
-    """Return the steps that `choose_prior` takes for each prior, by the steps of the run and the weights of its head.
+    """Return the steps that `choose_prior` takes per prior, from the steps of the run and the weights of its head.
 
-    0 if the run is too short to choose: it takes `PRIOR`.
+    0 if the run is too short to choose; it then uses `PRIOR`.
     """
     most, share = PRIOR_STEPS[min(limit for limit in PRIOR_STEPS if weights <= limit)]
     each = min(most, int(share * steps) // len(PRIORS))
@@ -323,10 +323,10 @@ def prior_steps(steps: int, weights: int) -> int:
 
 
 class Scaling(NamedTuple):
-    """The prior of a head, and the deviation that its features are divided by."""
+    """The prior of a head, and the deviation that divides its features."""
 
     prior: float
-    common: float | None  # one deviation for all features; None for each its own
+    common: float | None  # one deviation for all features; None for separate deviations
 
 
 def choose_scaling(
@@ -338,20 +338,20 @@ def choose_scaling(
     num_classes: int,
     **options: Any,
 ) -> Scaling:
-    """Return the prior that suits held-out rows best, and whether one deviation for all features suits them better.
+    """Return the prior with the lowest held-out NLL, and one deviation for all features if that lowers the NLL.
 
-    With a deviation of its own every feature matters alike, which suits columns in different units. With the root mean
-    square of all, directions of small variance matter little: principal components and embeddings have their noise
-    there. A prior is chosen for either; the second counts if its NLL is lower by 1 %.
+    Separate deviations give all features equal weight, which suits columns in different units. A common deviation, the
+    root mean square, gives directions of small variance little weight, which suits principal components and embeddings,
+    whose noise is there. A prior is chosen for each; the common deviation must lower the NLL by 1 %.
 
     Args:
-        deviation: [D], that the features were divided by; None for features whose scale is not to be changed.
-        features: as the others of `choose_prior`.
-        targets: likewise.
-        held_out_features: likewise.
-        held_out_targets: likewise.
+        deviation: [D], which divided the features; None to keep their scale.
+        features: see `choose_prior`.
+        targets: see `choose_prior`.
+        held_out_features: see `choose_prior`.
+        held_out_targets: see `choose_prior`.
         num_classes: K
-        **options: of `choose_prior`.
+        **options: options of `choose_prior`.
     """
     own = choose_prior(features, targets, held_out_features, held_out_targets, num_classes, **options)
     prior = best_prior(own)
@@ -371,9 +371,9 @@ def choose_scaling(
 
 
 class Flips(NamedTuple):
-    """The labels that are drawn from all classes alike, and the prior that suits the other ones."""
+    """The estimated share of uniformly random labels, and the prior for the other labels."""
 
-    rate: float  # ε; 0 if the labels give it no evidence
+    rate: float  # ε; 0 without evidence for it
     prior: float
 
 
@@ -391,11 +391,11 @@ def estimate_flips(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Flips:
-    """Return ε, the share of the labels that are drawn from all classes alike, by held-out rows with such labels.
+    """Estimate ε, the share of uniformly random labels, on held-out rows.
 
-    A linear classifier with the prior gives a first ε (`hetxl.functional.flips`). If the labels support it, the prior
-    is chosen anew with that ε in the loss; ε counts if it lowers the held-out NLL. Arguments are those of
-    `choose_prior`, class ids alone.
+    A linear classifier with the prior gives a first ε (`hetxl.functional.flips`). If that ε is significant, the prior
+    is chosen again with ε in the loss, and ε is kept if it lowers the held-out NLL. The arguments are those of
+    `choose_prior`; targets must be class ids.
     """
     train, held_out = (
         _Rows.of(features, targets, weight),
@@ -435,7 +435,7 @@ class _Rows(NamedTuple):
 
 
 class _LinearFit:
-    """A linear classifier without noise that is trained with one prior after the other."""
+    """A linear classifier without noise, trained with a sequence of priors."""
 
     def __init__(
         self, rows: _Rows, num_classes: int, link: str, flip_rate: float, steps: int, batch_size: int, seed: int
@@ -444,15 +444,15 @@ class _LinearFit:
         self.steps, self.batch_size = steps, batch_size
         features = rows.features
         options = {"device": features.device, "dtype": features.dtype}
-        # Without its own start: the caller's random numbers stay as they are.
+        # No random initialisation, so that the caller's random state does not change.
         self.classifier = nn.utils.skip_init(nn.Linear, features.shape[1], num_classes, **options)
         for parameter in self.classifier.parameters():
             nn.init.zeros_(parameter)
-        self.block = max(1, LOGITS // num_classes)  # rows whose logits are in memory at a time
+        self.block = max(1, LOGITS // num_classes)  # rows whose logits fit in memory
         self.generator = torch.Generator().manual_seed(seed)
 
     def train(self, prior: float) -> None:
-        """Take the steps with a prior, from where the classifier is."""
+        """Train further with a prior, starting from the current weights."""
         recipe, (features, targets, weight) = Recipe(DEFAULTS["head"].learning_rate, weight_decay=0.0), self.rows
         optimizer = build_optimizer(self.classifier, recipe)
         penalties = prior_penalties(self.classifier, prior, float(weight.sum()))
@@ -469,18 +469,18 @@ class _LinearFit:
 
     @torch.no_grad()
     def loss(self, rows: _Rows) -> float:
-        """Return the mean loss of other rows."""
+        """Return the mean loss of rows."""
         sums = [float(self._loss(part) * part.weight.sum()) for part in rows.blocks(self.block)]
         return sum(sums) / float(rows.weight.sum())
 
     @torch.no_grad()
     def flip_rate_of(self, rows: _Rows) -> FlipRate:
-        """Return the estimate of ε by other rows, or by as many of them as one block has."""
+        """Estimate ε on rows, using at most one block of them."""
         rows = next(rows.blocks(self.block))
         return fit_flip_rate(self.classifier(rows.features), rows.targets, rows.weight)
 
     def _loss(self, rows: _Rows) -> Tensor:
-        """Return the mean loss of rows; for the sigmoid link the sum over the classes."""
+        """Return the mean loss of rows, summed over the classes for the sigmoid link."""
         logits = self.classifier(rows.features)
         if self.link == "softmax":
             losses = F.cross_entropy(logits, rows.targets, reduction="none")

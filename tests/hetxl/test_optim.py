@@ -139,7 +139,7 @@ def test_the_optimiser_has_the_options_and_every_group_its_multiple():
     assert isinstance(optimizer, torch.optim.AdamW)
 
 
-def test_the_schedule_starts_anew_when_the_noise_is_switched_on():
+def test_schedule_restarts_when_the_noise_is_switched_on():
     recipe = Recipe(1e-2, noise_start=0.25, warmup=0.1)
     learning_rates = [learning_rate_at(step, 200, recipe) for step in range(200)]
     plain = Recipe(1e-2, warmup=0.1)
@@ -200,7 +200,7 @@ def test_strong_priors_are_trained_before_they_are_judged():
     chosen, exact, hasty = choose_prior(*rows), choose_prior(*rows, steps=2000), choose_prior(*rows, steps=50)
     assert chosen[1.0] == pytest.approx(exact[1.0], rel=0.005)
     assert best_prior(chosen) == pytest.approx(best_prior(exact), rel=0.2)
-    # The strongest priors start from nothing: with few steps they look worse than they are, and the weakest wins.
+    # Strong priors start from initial weights: with few steps they look worse than they are, and the weakest wins.
     assert hasty[1.0] > 1.05 * exact[1.0]
     assert best_prior(hasty) > 5 * best_prior(exact)
 

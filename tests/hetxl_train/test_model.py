@@ -220,7 +220,7 @@ DAMAGES = [renamed_class, removed_class, changed_images, flipped_bit, emptied, f
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_features_of_other_data_or_damaged_ones_are_computed_anew(tmp_path, damage):
+def test_features_of_other_data_or_damaged_ones_are_computed_again(tmp_path, damage):
     images, cache = write_images(tmp_path / "images", classes=("blue", "red", "teal")), tmp_path / "cache"
     config, dataset, model = opened(images, workers=0)
     cached_features(cache, model, dataset, config.workers, QUIET, ALONE)
@@ -234,7 +234,7 @@ def test_features_of_other_data_or_damaged_ones_are_computed_anew(tmp_path, dama
     torch.testing.assert_close(splits["train"].fetch(rows).inputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_of_another_backbone_are_computed_anew(tmp_path):
+def test_features_of_another_backbone_are_computed_again(tmp_path):
     images, cache = write_images(tmp_path / "images"), tmp_path / "cache"
     for seed in (0, 1):
         config, dataset, model = opened(images, workers=0, seed=seed)

@@ -162,7 +162,7 @@ def _host(leaf: Any) -> Any:
 
 
 def to_second_device(model: nn.Module) -> None:
-    """Move parameters and buffers, in their places."""
+    """Move parameters and buffers, in place."""
     for module in model.modules():
         for name, value in module._parameters.items():
             if value is not None:

@@ -105,7 +105,7 @@ class RowNetwork(nn.Module):
 class RowTrainer:
     """A network with what its training carries along: the optimiser, AdamW, and the random numbers.
 
-    The rows of a batch share their noise, [S, Q], drawn anew for every step; evaluations and predictions share one
+    The rows of a batch share their noise, [S, Q], which changes with every step; evaluations and predictions share one
     draw. So no result depends on where in a batch a row is, or on which others are there.
     """
 
@@ -124,8 +124,8 @@ class RowTrainer:
         """
         head = self.network.head
         steps = math.ceil(len(rows) / batch_size)
-        # With one batch its order is of no account, and what is drawn must not depend on the number of rows: so weights
-        # stand for repeated rows.
+        # With one batch its order does not matter, and random numbers must not depend on the number of rows, so that
+        # weights are equivalent to repeated rows.
         order = self.rng.permutation(rows) if steps > 1 else rows
         total = 0.0
         self.network.train()
@@ -221,7 +221,7 @@ NOISE_PARAMETER_LIMIT = 2**27
 
 
 class Uncertainty(NamedTuple):
-    """How unsure predictions are, in nats; with several labels a row, summed over them.
+    """The uncertainty of predictions, in nats; with several labels per row, summed over them.
 
     The difference between the two is what the noise explains.
     """
@@ -250,7 +250,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: peak of AdamW's; None for 0.02 without hidden layers and 0.002 with some.
         weight_decay: of AdamW, on weights and not on biases; None for 0.01 with hidden layers, and without them for a
             Gaussian prior, whose variance `fit` chooses on held-out rows before it trains on all of them.
-        flip_rate: ε, share of the labels that are any class alike; None to estimate it by held-out rows, without hidden
+        flip_rate: ε, share of uniformly random labels; None to estimate it on held-out rows, without hidden
             layers. `predict_proba(X, target="clean")` leaves it out.
         batch_size: rows of a step.
         max_iter: epochs; None for 50, or more where those would be fewer than 2,000 steps (1,000 with hidden layers).
@@ -373,8 +373,8 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         """Train for one epoch on some rows, from where the last call ended, at a constant rate.
 
         Args:
-            X: as of `fit`.
-            y: as of `fit`.
+            X: see `fit`.
+            y: see `fit`.
             classes: [K] all labels there are; needed by the first call, unless y is a matrix.
             sample_weight: [n], not negative; factors of the rows' losses.
         """
@@ -404,9 +404,9 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
     def rescale(self, X: Any, y: Any) -> "HetXLClassifier":
         """Fit τ and the scale of the noise to labels that can be trusted, and that `fit` has not seen.
 
-        A model of noisy labels is as unsure as they are wrong; a few right ones tell how sure it may be. The classes
-        that it predicts hardly change, their probabilities do. Continued training keeps the fitted scales. X and y
-        are as of `fit`, with the same classes.
+        A model that is trained on wrong labels is too uncertain; a few correct labels show how certain it should be.
+        The predicted classes hardly change, but their probabilities do. Continued training keeps the fitted scales. For
+        X and y see `fit`; the classes must be the same.
         """
         check_is_fitted(self)
         X, y = self._validate(X, y, reset=False)
@@ -470,7 +470,7 @@ class HetXLClassifier(ClassifierMixin, BaseEstimator):
         if not np.isin(y, (0, 1)).all():
             raise ValueError("y with several columns must hold zeros and ones, a column for each label")
         if self.class_weight is not None:
-            raise ValueError("class_weight is for one label a row; with several use sample_weight")
+            raise ValueError("class_weight is for one label per row; with several labels use sample_weight")
         return X, y
 
     def _start(self, X: Any, y: np.ndarray, classes: np.ndarray) -> None:

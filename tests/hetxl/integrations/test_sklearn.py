@@ -239,7 +239,7 @@ def test_several_labels_for_a_row():
         stream.partial_fit(rows, labels[:, :3])
     with pytest.raises(ValueError, match=r"y is .*, and the y of the fit"):
         stream.partial_fit(rows, labels[:, 0])
-    with pytest.raises(ValueError, match="class_weight is for one label a row"):
+    with pytest.raises(ValueError, match="class_weight is for one label per row"):
         quick(class_weight="balanced").fit(rows, labels)
     for wrong in (labels + 1, labels * np.arange(4)):
         with pytest.raises(ValueError, match="zeros and ones"):

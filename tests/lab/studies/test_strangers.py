@@ -63,7 +63,7 @@ def test_benchmarks_have_the_options_that_make_them_fast_alone(tmp_path):
     assert {*GRID["full"], *STARTED["full"]} <= set(SETTINGS["full"])
 
 
-def test_several_labels_are_drawn_anew_with_every_seed(tmp_path):
+def test_several_labels_are_drawn_again_with_every_seed(tmp_path):
     setting = SETTINGS["full"]["labels-40"]
     first, second = (setting.config(tmp_path, seed) for seed in (0, 1))
     assert first.data == second.data == "synthetic:rows=6000,features=32,multi_label=true,classes=40"

@@ -29,7 +29,7 @@ from hetxl.registry import Link
 class Job(ABC):
     """What is evaluated, beside the tensors that autograd sees."""
 
-    inputs: Inputs  # the tensors that autograd sees are put in anew for every run
+    inputs: Inputs  # the tensors that autograd sees are replaced for every run
     products: torch.dtype  # precision of the matrix products
     link: Link
     order: Order | None

@@ -128,7 +128,7 @@ class Inputs:
         return {name: named[name] for name in DIFFERENTIABLE if named.get(name) is not None}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
-        """Return the same evaluation with other tensors in the place of those named."""
+        """Return the same evaluation with the named tensors replaced."""
         noise = self.noise
         if noise is not None:
             lift = noise.lift

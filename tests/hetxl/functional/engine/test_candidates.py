@@ -134,7 +134,7 @@ def test_clusters_hold_each_class_once_and_near_rows(classes):
     assert candidates.rows_of(inputs) is rows
     clustered = weight[rows.classes.clamp(min=0)].view(rows.num_clusters, -1, D)
     assert clustered.var(1).sum(-1).mean() < 0.5 * weight.var(0).sum()
-    with torch.no_grad():  # changed in place, they are made anew
+    with torch.no_grad():  # changed in place, they are computed again
         head.get_parameter("classifier.weight").mul_(-1).add_(torch.randn(classes, D))
     changed = candidates.rows_of(inputs_of(head, torch.randn(2, D)))
     assert changed is not None
