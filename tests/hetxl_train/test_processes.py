@@ -212,4 +212,5 @@ def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint
     ]
     assert len(logs[0]) == len(logs[1])
     for first, second in zip(*logs, strict=True):
-        assert second == (pytest.approx(first, rel=1e-6, abs=1e-9) if rounded else first)
+        near = {name: pytest.approx(value, rel=1e-6) for name, value in first.items() if isinstance(value, float)}
+        assert second == (first | near if rounded else first)
