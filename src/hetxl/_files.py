@@ -108,8 +108,9 @@ CHECKED, CHECKSUM = "checked", "checksum"
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with its checksum."""
-    content = json.loads(json.dumps({CHECKED: "sha256", **content}))  # as it is read: lists for tuples, text for keys
-    write_json(path, content | {CHECKSUM: json_checksum(content)})
+    # As it is read: lists for tuples, text for keys.
+    stored: dict[str, Any] = json.loads(json.dumps({CHECKED: "sha256", **content}))
+    write_json(path, stored | {CHECKSUM: json_checksum(stored)})
 
 
 def read_checked(path: Path, instead: str) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def _read_log(
         for record in log_lines(path):
             lines += 1
             kind, step = (None, None) if record is None else (record.get("kind"), finite(record.get("step")))
-            if not isinstance(kind, str) or step is None:
+            if record is None or not isinstance(kind, str) or step is None:
                 broken += 1
             elif kind in kinds:
                 kinds[kind][step] = record
