@@ -48,6 +48,7 @@ bench: $(STAMP) ## measure samplers, methods, the engine and the training loop a
 	@$(BIN)/python benchmarks/samplers.py --write docs/methods.md
 	@$(BIN)/python benchmarks/methods.py --write docs/methods.md
 	@$(BIN)/python benchmarks/engine.py --write docs/benchmarks.md
+	@$(BIN)/python benchmarks/top_classes.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/train.py --write docs/benchmarks.md
 	@PYTHONPATH=tests/support/site $(BIN)/python benchmarks/loader.py --write docs/benchmarks.md
 	@$(BIN)/python benchmarks/serve.py --write docs/benchmarks.md

@@ -128,9 +128,11 @@ class NoisyFeatures:
         """Return `mc_log_probs` of these logits, [..., K]."""
         return mc_log_probs(logits, self.z, link=self.link, **self.evaluation_options())
 
-    def predict(self, logits: LogitDistribution, method: str, top_k: int | None, tolerance: float) -> Summary:
+    def predict(
+        self, logits: LogitDistribution, method: str, top_k: int | None, tolerance: float, classes: Tensor | None = None
+    ) -> Summary:
         """Return `mc_predict` of these logits."""
-        options = {"link": self.link, "method": method, "top_k": top_k, "tolerance": tolerance}
+        options = {"link": self.link, "method": method, "top_k": top_k, "tolerance": tolerance, "classes": classes}
         return mc_predict(logits, self.z, **options, **self.evaluation_options())
 
 

@@ -301,6 +301,7 @@ class Head(nn.Module, ABC):
         order: Order | None = None,
         tolerance: float = TOLERANCE,
         target: str = "observed",
+        classes: Tensor | None = None,
     ) -> Prediction:
         """Return averaged probabilities with their uncertainty, without gradients.
 
@@ -318,6 +319,8 @@ class Head(nn.Module, ABC):
             target: "observed" predicts the label that an annotator would assign, wrong labels included; "clean"
                 predicts the true class, without ε and with `CLEAN_NOISE` of the noise, since the noise also models
                 errors of the labels.
+            classes: return only these classes of each example, [..., k] ids, in this order; instead of `top_k`. With
+                labels as classes, `-log_probs` is the negative log-likelihood.
         """
         check_features(features, self.in_features, self._dtype())
         one_of("method", method, METHODS)
@@ -325,9 +328,16 @@ class Head(nn.Module, ABC):
         non_negative_float("tolerance", tolerance)
         if top_k is not None and integer_at_least("top_k", top_k, 1) > self.num_classes:
             raise ValueError(f"top_k must be at most the number of classes, {self.num_classes}, found {top_k}")
+        if classes is not None:
+            check_classes(classes, features.shape[:-1], self.num_classes, top_k)
         if features.dtype == torch.float16 and self._custom_classifier is None and (features.abs() > LARGE_HALF).any():
-            options = {"num_samples": num_samples, "generator": generator, "order": order, "tolerance": tolerance}
-            options |= {"noise": None if noise is None else noise.float(), "target": target}
+            options: dict[str, Any] = {"num_samples": num_samples, "generator": generator, "order": order}
+            options |= {
+                "tolerance": tolerance,
+                "noise": None if noise is None else noise.float(),
+                "target": target,
+                "classes": classes,
+            }
             return copy.deepcopy(self).float().predict(features.float(), top_k, method, **options)
         scale = self.noise_scale * (CLEAN_NOISE if target == "clean" else 1.0)
         if self.covariance is None or not scale:
@@ -339,10 +349,12 @@ class Head(nn.Module, ABC):
         if self._custom_classifier is not None:
             summary = self._custom_classifier.predict(noisy, method, *sizes)
         else:
-            summary = noisy.predict(self._distribution(noisy), method, *sizes)
+            summary = noisy.predict(self._distribution(noisy), method, *sizes, None if flipped else classes)
         if flipped:
             summary = flipped_summary(summary, self.flip_rate)
             summary = summary if top_k is None else top_of(summary, top_k)
+        if classes is not None and summary.indices is None:
+            summary = summary.of_classes(classes)
         samples = None if noisy.z is None else noisy.z.shape[-2]
         probs, logits = summary.log_probs.exp(), self._distribution(noisy)
         distance = None if self.density is None else self.density.distance(features)
@@ -523,6 +535,25 @@ def bounded(features: Tensor, power: float = 1 / 3) -> Tensor:
         return features  # `predict` handles large features in float32
     limit = torch.finfo(features.dtype).max ** power
     return features / (features.abs().amax(-1, keepdim=True) / limit).clamp(min=1)
+
+
+def check_classes(classes: Tensor, batch_shape: Sequence[int], num_classes: int, top_k: int | None) -> None:
+    """Raise if `classes=` does not hold ids [..., k] for the batch, or top_k is passed too."""
+    if top_k is not None:
+        raise ValueError(f"classes and top_k exclude each other, found both (top_k={top_k}); pass one of them")
+    if not isinstance(classes, Tensor) or classes.dtype != torch.int64:
+        kind = classes.dtype if isinstance(classes, Tensor) else type(classes).__name__
+        raise TypeError(f"classes must be a tensor of class ids (torch.int64), found {kind}")
+    if classes.dim() == 0 or list(classes.shape[:-1]) != list(batch_shape) or not classes.shape[-1]:
+        raise ValueError(
+            f"classes must have shape {[*batch_shape, 'k']} with k at least 1, found {list(classes.shape)}"
+        )
+    if torch.compiler.is_compiling() or not classes.numel():
+        return
+    if not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
+        raise ValueError(
+            f"classes must lie in 0 … {num_classes - 1}, found {int(classes.min())} … {int(classes.max())}"
+        )
 
 
 def check_normals(z: Tensor, batch_shape: Sequence[int], size: int, num_samples: int | None) -> None:

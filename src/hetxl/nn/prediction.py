@@ -23,7 +23,7 @@ class Prediction:
     Attributes:
         probs: [..., K] or [..., k]
         log_probs: like `probs`, finite where a probability underflows.
-        indices: [..., k] class ids, or None for a prediction over all classes.
+        indices: [..., k] class ids, or None for a prediction over all classes. With `classes`, those in their order.
         entropy: [...] entropy of the averaged probabilities, in nats; for the sigmoid link summed over the labels.
         expected_entropy: [...] mean entropy of the single samples.
         left_out: [...] with `top_k`, the estimated total probability of the classes that were not sampled one by one,
@@ -57,8 +57,10 @@ class Prediction:
 
     @property
     def top_class(self) -> Tensor:
-        """Return the most probable class of each example, [...]."""
-        return self.classes[..., 0]
+        """Return the most probable class of each example, [...]; with `classes`, of those."""
+        if self.indices is None:
+            return self.classes[..., 0]
+        return self.indices.gather(-1, self.probs.argmax(-1, keepdim=True)).squeeze(-1)
 
     @property
     def labels(self) -> Tensor:

@@ -35,7 +35,7 @@ from hetxl.registry import Link
 FEWEST_CLASSES = 1024  # with fewer, all of them cost little more
 FEWEST_SAMPLES = 16
 LIKELIEST = 64  # classes that count by themselves
-DRAWN = (48, 192, 768)  # numbers of classes to draw: the first, then the one that the error requires
+DRAWN = (64, 256, 1024)  # numbers of classes to draw: the first, then the one that the error requires
 LARGEST_SHARE = 1 / 4  # of the classes; with more of them, sampling all costs no more
 CLUSTERS = 32  # at most
 CLUSTER_SIZE = 64  # classes at least
@@ -44,7 +44,8 @@ WHOLE_ROWS = 2**22  # numbers of W up to which a copy in the order of the cluste
 FLOOR = 0.05
 """Least error, relative to that of one sample's Z_s if the noise of all classes were independent of each other: a few
 classes may be alike by chance."""
-SAFETY = 1.4  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
+SAFETY = 1.7  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
+LOGARITHMS = 20.0  # how many times the tolerance of a probability its logarithm may be off
 UNSURE = 2.0  # a share of this over the square root of their number, since they may miss those that matter
 LARGEST_VARIANCE = 2.0  # of noise within clusters; beyond, the variance of its exponential cannot be estimated
 LEAST = -1e30  # log p, so that p log p is 0 where p is
@@ -168,17 +169,19 @@ class Result(NamedTuple):
 
 
 def top_classes(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, rows: "Rows | None", workspace: Workspace
+    inputs: Inputs, link: Link, wanted: int | Tensor, tolerance: float, rows: "Rows | None", workspace: Workspace
 ) -> Result:
-    """The most probable classes of a chunk of examples, where few candidates do; `trusted` says where."""
+    """The most probable classes of a chunk of examples, or those stated [n, k] (softmax), where few candidates do;
+    `trusted` says where."""
     draws = Draws.of(inputs)
     if link == "sigmoid":
         logits, variance = mean_logits(inputs), rough_variance(inputs, rows)
         if rows is not None:
             variance = rows.in_order(variance)
-        return _top_labels(inputs, logits, variance, draws, top_k)
-    selection = Selection(inputs, top_k, rows, workspace)
-    result = _blank(selection.log_p, top_k)
+        assert isinstance(wanted, int)
+        return _top_labels(inputs, logits, variance, draws, wanted)
+    selection = Selection(inputs, wanted, rows, workspace)
+    result = _blank(selection.log_p, wanted if isinstance(wanted, int) else wanted.shape[1])
     # Drawn classes that should do by the last estimate; infinite where these did, or none would.
     needed = torch.zeros_like(selection.rest)
     for count in DRAWN:
@@ -212,6 +215,7 @@ class Rows(NamedTuple):
     places: Tensor  # (w_k − c) · axes, [K′, A]
     deviations: Tensor  # of the places, [A]
     whole: Tensor | None  # the rows, [K′, D]; None for too many numbers
+    positions: Tensor  # [K], where each class stands
 
     @property
     def coordinates(self) -> Tensor:
@@ -220,8 +224,7 @@ class Rows(NamedTuple):
 
     def in_order(self, values: Tensor) -> Tensor:
         """Return values [n, K′] of places as those of the classes, [n, K]."""
-        real = self.classes >= 0
-        return values[:, real.nonzero().squeeze(-1)[self.classes[real].argsort()]]
+        return values[:, self.positions]
 
 
 _known_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -270,13 +273,15 @@ def _rows_in_clusters(weight: Tensor, levels: int) -> Rows:
     norms, centre = squared_norms(weight)[known], weight.mean(0, dtype=wide)
     whole = weight.to(wide)[known] if weight.numel() <= WHOLE_ROWS else None
     deviations = places.std(0).clamp(min=SMALLEST)
-    return Rows(classes, len(parts), norms, centre, axes.mT.contiguous(), places[known], deviations, whole)
+    real = (classes >= 0).nonzero().squeeze(-1)
+    positions = torch.empty_like(real).scatter_(0, classes[real], real)
+    return Rows(classes, len(parts), norms, centre, axes.mT.contiguous(), places[known], deviations, whole, positions)
 
 
 class Selection:
     """Which classes of each example see the noise; the columns of all tensors are places, cluster after cluster."""
 
-    def __init__(self, inputs: Inputs, top_k: int, rows: Rows | None, workspace: Workspace):
+    def __init__(self, inputs: Inputs, wanted: int | Tensor, rows: Rows | None, workspace: Workspace):
         assert inputs.noise is not None
         self.rows = rows
         if rows is None:
@@ -291,7 +296,14 @@ class Selection:
         self.log_p = logits.sub_(total.log()).clamp_(min=LEAST)
         self.tail = p.div_(total)  # p of all but the likeliest
         self.score = score.clamp_(max=LARGEST_LIFT).mul_(0.5).add_(self.log_p)
-        self.likeliest = largest(score, max(LIKELIEST, 4 * top_k))  # [n, C]
+        self.stated, self.counts = (None, None) if isinstance(wanted, int) else (wanted, None)
+        self.likeliest = largest(score, max(LIKELIEST, 4 * wanted if isinstance(wanted, int) else 0))  # [n, C]
+        if self.stated is not None:
+            places = self.stated if rows is None else rows.positions[self.stated]
+            self.likeliest = torch.cat((self.likeliest, places), 1)
+            # A class that is there twice counts once.
+            same = self.likeliest.unsqueeze(2) == self.likeliest.unsqueeze(1)
+            self.counts = ~same.tril(-1).any(-1)
         self.tail.scatter_(1, self.likeliest, 0.0)
         shape = (inputs.batch, 1 if rows is None else rows.num_clusters, -1)
         scratch = _like(logits, "sums", workspace)
@@ -380,6 +392,8 @@ def _sample(
     log_p, classes = _of(selection.log_p, examples).gather(1, places), selection.classes[places]
     noise, normals = inputs.noise.of_examples(examples), draws.of_examples(examples)
     own, cluster = log_p[:, :C].exp(), None
+    if selection.counts is not None:
+        own = own * selection.counts[examples]
     if rows is None or selection.means is None:
         values = normals.noise(factors_at(noise.gaussian, noise.lift, classes).to(inputs.wide))  # [g, C + T, S or S/2]
     else:
@@ -405,23 +419,30 @@ def _sample(
         cluster = cluster._replace(noise=cluster.noise - middle, at_drawn=cluster.at_drawn - middle)
     sampled = Sampled(values, draws.paired, log_p, own, weight, cluster, workspace)
     log_probs = log_p + sampled.ratio.log()  # log p̄ of every class that was looked at
-    top, order = log_probs[:, :C].topk(result.indices.shape[1])
+    if selection.stated is None:
+        top, order = log_probs[:, :C].topk(result.indices.shape[1])
+    else:
+        top = log_probs[:, C - selection.stated.shape[1] : C]
+        order = torch.arange(C - top.shape[1], C, device=top.device).expand_as(top)
     spread = values[:, C:] if cluster is None else values[:, C:] - cluster.at_drawn
     variance = spread.square().mean(-1)  # [g, T]
     mean_variance = (variance * weight).sum(-1) / rest.clamp(min=SMALLEST)
-    error = _error(sampled.effect(order), weight, rest, mean_variance, top, cluster is not None)
+    stated = selection.stated is not None
+    error = _error(sampled.effect(order), weight, rest, mean_variance, top.exp(), cluster is not None, stated)
     # How far noise may lift others whose probabilities underflow.
     largest, least = variance.amax(-1), inputs.num_classes * torch.finfo(rest.dtype).tiny
     lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
     calm = ((rest > 0) | (lifted <= tolerance / 10)) & (mean_variance <= LARGEST_VARIANCE) & sampled.finite
-    calm &= log_probs[:, C:].amax(-1) <= top[:, -1]
+    if not stated:
+        calm &= log_probs[:, C:].amax(-1) <= top[:, -1]
     trusted = calm & (error <= tolerance)
     # Entropies of the tail without noise are exact; a drawn class says how noise changes that of those like it.
     probs, before = log_probs.exp(), log_p[:, C:].exp()
     changes = (torch.special.entr(probs[:, C:]) - torch.special.entr(before)) / before.clamp(min=SMALLEST)
     entropies = selection.entropies[examples].sum(-1)
-    entropy = torch.special.entr(probs[:, :C]).sum(-1) + entropies + (weight * changes).sum(-1)
-    left_out = (1 - probs[:, :C].sum(-1)).clamp_(min=0)
+    mine = probs[:, :C] if selection.counts is None else probs[:, :C] * selection.counts[examples]
+    entropy = torch.special.entr(mine).sum(-1) + entropies + (weight * changes).sum(-1)
+    left_out = (1 - mine.sum(-1)).clamp_(min=0)
     new = (top, classes.gather(-1, order), entropy, sampled.entropy, left_out, trusted)
     for column, value in zip(result, new, strict=True):
         column[examples] = value
@@ -527,25 +548,34 @@ def _sum(weight: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(weight.unsqueeze(1), values).squeeze(1)
 
 
-def _error(effect: Tensor, weight: Tensor, rest: Tensor, variance: Tensor, values: Tensor, modelled: bool) -> Tensor:
-    """How far off the top probabilities together may be, [g].
+def _error(
+    effect: Tensor, weight: Tensor, rest: Tensor, variance: Tensor, probs: Tensor, modelled: bool, stated: bool
+) -> Tensor:
+    """How far off the top probabilities together may be, or the worst of those stated and of their logarithms, [g].
 
     effect [g, k, T] of drawn classes that weigh [g, T], together rest [g]; the variance of their noise beyond the model
-    [g], and log-probabilities `values` [g, k] of the top classes.
+    [g], and the probabilities [g, k].
     """
     count, weight, whole = weight.shape[1], weight.unsqueeze(1), rest.clamp(min=SMALLEST)[:, None, None]
     middle = (effect * weight).sum(-1, keepdim=True) / whole
     spread = ((effect - middle) * weight).square().sum(-1)  # [g, k]
-    spread = (spread * (count / (count - 1))).sqrt().sum(-1)
+    spread = (spread * (count / (count - 1))).sqrt()
+    share = torch.ones_like(rest)
+    if stated:
+        relative = (LOGARITHMS * probs).clamp(min=SMALLEST, max=1)
+        spread, probs = spread / relative, probs / relative
+        share = probs.amax(-1)
+    both = torch.stack((spread, probs))
+    spread, probs = both.amax(-1) if stated else both.sum(-1)
     variance = variance.clamp(max=10)
     # Variance of exp(n), or of exp(n) − 1 − n, for normal n.
     alone = variance.expm1() * variance.exp()
     if modelled:
         alone = (2 * variance).exp() + 1 + variance - 2 * (variance / 2).exp() * (1 + variance)
     alone = alone.clamp(min=0) / count
-    # The reciprocal of an uncertain Z_s is on average too large.
     safety = SAFETY * (1 + UNSURE / count**0.5)
-    return safety * spread.maximum(FLOOR * values.exp().sum(-1) * rest * alone.sqrt()) + rest.square() * alone
+    # The reciprocal of an uncertain Z_s is on average too large.
+    return safety * spread.maximum(FLOOR * probs * rest * alone.sqrt()) + share * rest.square() * alone
 
 
 def _top_labels(inputs: Inputs, mean: Tensor, variance: Tensor, draws: Draws, top_k: int) -> Result:

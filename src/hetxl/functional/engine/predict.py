@@ -44,6 +44,10 @@ class Summary(NamedTuple):
     expected_entropy: Tensor
     left_out: Tensor | None
 
+    def of_classes(self, classes: Tensor) -> "Summary":
+        """The same of some classes [..., k] alone, from a prediction of all."""
+        return self._replace(log_probs=self.log_probs.gather(-1, classes), indices=classes)
+
 
 @torch.no_grad()
 def mc_predict(
@@ -54,6 +58,7 @@ def mc_predict(
     link: Link,
     method: str = "mc",
     top_k: int | None = None,
+    classes: Tensor | None = None,
     tolerance: float = TOLERANCE,
     order: Order | None = None,
     memory_budget: int | None = None,
@@ -67,6 +72,7 @@ def mc_predict(
     Args beside those of `mc_log_probs`:
         method: "mc", "deterministic", or one of `hetxl.functional.APPROXIMATIONS`.
         top_k: only the k most probable classes.
+        classes: only these of each example, [..., k] ids, in their order; instead of top_k.
         tolerance: with top_k, how far off their probabilities may be, by estimate, to save work; 0 samples every class.
     """
     if method == "deterministic" or distribution.noise is None:
@@ -81,13 +87,21 @@ def mc_predict(
             mean, factors = distribution.mean / temperature, distribution.factors / temperature
             log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
             expected = entropy
-        log_probs, indices = (log_probs, None) if top_k is None else log_probs.topk(top_k)
-        return Summary(log_probs, indices, entropy, expected, None)
+        summary = Summary(log_probs, None, entropy, expected, None)
+        wanted = top_k if classes is None else classes
+        return summary if wanted is None else Summary(*selected(log_probs, wanted), entropy, expected, None)
     inputs = gather_inputs(distribution, z, temperature)
-    options = (link, method, top_k, tolerance, order, memory_budget or DEFAULT_BUDGET)
+    options = (tolerance, order, memory_budget or DEFAULT_BUDGET)
     if torch.compiler.is_compiling():
-        return joined([_as_operator(inputs, *options)], shape)
-    return joined(list(_chunks(inputs, *options)), shape)
+        summary = joined([_as_operator(inputs, link, method, top_k, *options)], shape)
+        return summary if classes is None else summary.of_classes(classes)
+    wanted = top_k if classes is None else classes.reshape(-1, classes.shape[-1])
+    return joined(list(_chunks(inputs, link, method, wanted, *options)), shape)
+
+
+def selected(log_probs: Tensor, wanted: int | Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable classes of log-probabilities [..., K], or those stated [..., k], and their ids."""
+    return log_probs.topk(wanted) if isinstance(wanted, int) else (log_probs.gather(-1, wanted), wanted)
 
 
 @operator("predict")
@@ -137,19 +151,26 @@ def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
 
 
 def _chunks(
-    inputs: Inputs, link: Link, method: str, top_k: int | None, tolerance: float, order: Order | None, budget: int
-) -> Iterator[tuple[Any, ...]]:
-    """The batch in chunks, so that with top_k no [B, K] tensor exists: the five columns of a `Summary` for each."""
-    few = method == "mc" and top_k is not None and tolerance > 0 and candidates.applies(inputs, top_k)
+    inputs: Inputs, link: Link, method: str, wanted: int | Tensor | None, tolerance: float, order: Order | None,
+    budget: int,
+) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+    """The batch in chunks, so that no [B, K] tensor exists where not all classes are wanted, but the top ones or those
+    stated [B, k]: the five columns of a `Summary` for each."""
+    few = method == "mc" and wanted is not None and tolerance > 0
+    if isinstance(wanted, Tensor):
+        few = few and link == "softmax" and candidates.applies(inputs, wanted.shape[1])
+    else:
+        few = few and candidates.applies(inputs, wanted or 1)
     # The mean logits of a chunk and a few tensors like them; more rows at a time gain nothing.
     size = max(1, min(inputs.batch, 64, budget // (32 * inputs.num_classes)))
     shared = (candidates.rows_of(inputs) if few else None, Workspace(inputs.temperature))
-    for chunk in map(inputs.of_examples, slices(inputs.batch, size)):
-        if few and top_k is not None:
-            yield _by_candidates(chunk, link, top_k, tolerance, order, budget, *shared)
+    for examples in slices(inputs.batch, size):
+        chunk, here = inputs.of_examples(examples), wanted[examples] if isinstance(wanted, Tensor) else wanted
+        if few and here is not None:
+            yield _by_candidates(chunk, link, here, tolerance, order, budget, *shared)
             continue
         log_probs, *entropies = _whole(chunk, link, method, order, budget)
-        yield *((log_probs, None) if top_k is None else log_probs.topk(top_k)), *entropies, None
+        yield *((log_probs, None) if here is None else selected(log_probs, here)), *entropies, None
 
 
 def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,21 +206,23 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
 
 
 def _by_candidates(
-    inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int,
+    inputs: Inputs, link: Link, wanted: int | Tensor, tolerance: float, order: Order | None, budget: int,
     rows: candidates.Rows | None, workspace: Workspace,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The top classes of a chunk: from few candidates, or where those do not do from samples of all classes."""
-    *columns, trusted = candidates.top_classes(inputs, link, top_k, tolerance, rows, workspace)
+    """The top or stated classes of a chunk: from few candidates, or where those do not do from samples of all."""
+    *columns, trusted = candidates.top_classes(inputs, link, wanted, tolerance, rows, workspace)
     waiting = (~trusted).nonzero().squeeze(-1)
     # Pilots see all classes: that pays beside very many samples.
-    pays = inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)
+    top_k = wanted if isinstance(wanted, int) else None
+    pays = top_k is not None and inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)
     for some in waiting.split(8 if pays else 64):
         part = inputs.of_examples(some)
-        if pays:
+        if pays and top_k is not None:
             values = _by_pilots(part, link, top_k, tolerance, order, budget)
         else:
             log_probs, entropy, expected = _whole(part, link, "mc", order, budget)
-            values = (*log_probs.topk(top_k), entropy, expected, torch.zeros_like(entropy))
+            chosen = selected(log_probs, wanted if isinstance(wanted, int) else wanted[some])
+            values = (*chosen, entropy, expected, torch.zeros_like(entropy))
         for column, value in zip(columns, values, strict=True):
             column[some] = value
     return tuple(columns)

@@ -214,3 +214,46 @@ def test_all_classes_are_sampled_where_few_would_not_pay(options):
     prediction = head.predict(features, top_k=1, tolerance=tolerance)
     assert prediction.left_out is None
     torch.testing.assert_close(prediction.probs, head.predict(features).probs.topk(1).values)
+
+
+@pytest.mark.parametrize("variant", ["het-xl", "het-xl-own", "het"])
+def test_stated_classes_have_the_probabilities_of_all(variant):
+    head, features = trained_like(noise=0.1, variant=variant)
+    whole = head.predict(features)
+    best = whole.probs.argmax(-1)
+    # A likely class, one that is stated twice, and any two.
+    classes = torch.stack((best, best, torch.arange(24), torch.randint(K, (24,))), 1)
+    few = head.predict(features, classes=classes)
+    assert torch.equal(few.indices, classes)
+    assert (few.left_out > 0).any()
+    torch.testing.assert_close(few.log_probs, whole.log_probs.gather(1, classes), rtol=0, atol=0.02)
+    torch.testing.assert_close(few.entropy, whole.entropy, rtol=0.05, atol=0.05)
+    assert torch.equal(few.top_class, best)
+    one = head.predict(features.view(4, 6, D), classes=classes.view(4, 6, 4))
+    torch.testing.assert_close(one.log_probs, few.log_probs.view(4, 6, 4))
+
+
+@pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"flip_rate": 0.1}, {"num_classes": 7}, {"noise_scale": 0.0}])
+def test_stated_classes_are_read_from_all_where_few_do_not_apply(options):
+    torch.manual_seed(0)
+    head = HetXLHead(**({"in_features": 4, "num_classes": K, "rank": 2} | options)).eval()
+    features, classes = torch.randn(3, 4), torch.tensor([[1, 5], [6, 0], [2, 2]])
+    few, whole = head.predict(features, classes=classes), head.predict(features)
+    torch.testing.assert_close(few.log_probs, whole.log_probs.gather(1, classes))
+    torch.testing.assert_close(few.entropy, whole.entropy)
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "message"),
+    [
+        (torch.zeros(3, 1, dtype=torch.int64), {"top_k": 1}, "exclude each other"),
+        (torch.zeros(3, 1), {}, "torch.int64"),
+        (torch.zeros(2, 1, dtype=torch.int64), {}, "shape"),
+        (torch.full((3, 1), 7), {}, "0 … 6"),
+        (torch.full((3, 1), -100), {}, "0 … 6"),
+    ],
+)
+def test_errors_of_stated_classes(classes, options, message):
+    head = HetXLHead(4, 7, rank=2).eval()
+    with pytest.raises((ValueError, TypeError), match=message):
+        head.predict(torch.randn(3, 4), classes=classes, **options)

@@ -74,7 +74,7 @@ def test_evaluation_and_predictions_compile_whole():
     model = Model().eval()
     inputs = torch.randn(3, 4)
     torch.testing.assert_close(whole(model)(inputs), model(inputs))
-    for options in ({}, {"top_k": 3}, {"method": "mean_field"}):
+    for options in ({}, {"top_k": 3}, {"method": "mean_field"}, {"classes": torch.tensor([[1, 6], [0, 2], [3, 3]])}):
 
         def predict(values, options=options):
             prediction = model.head.predict(model.backbone(values), **options)
