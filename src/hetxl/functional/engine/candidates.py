@@ -44,8 +44,8 @@ WHOLE_ROWS = 2**22  # numbers of W up to which a copy in the order of the cluste
 FLOOR = 0.05
 """Least error, relative to that of one sample's Z_s if the noise of all classes were independent of each other: a few
 classes may be alike by chance."""
-SAFETY = 1.7  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
-LOGARITHMS = 20.0  # how many times the tolerance of a probability its logarithm may be off
+LOGARITHMS = 40.0  # how many times the tolerance of a probability its logarithm may be off
+SAFETY = 1.4  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
 UNSURE = 2.0  # a share of this over the square root of their number, since they may miss those that matter
 LARGEST_VARIANCE = 2.0  # of noise within clusters; beyond, the variance of its exponential cannot be estimated
 LEAST = -1e30  # log p, so that p log p is 0 where p is
@@ -169,7 +169,7 @@ class Result(NamedTuple):
 
 
 def top_classes(
-    inputs: Inputs, link: Link, wanted: int | Tensor, tolerance: float, rows: "Rows | None", workspace: Workspace
+    inputs: Inputs, link: Link, choice: int | Tensor, tolerance: float, rows: "Rows | None", workspace: Workspace
 ) -> Result:
     """The most probable classes of a chunk of examples, or those stated [n, k] (softmax), where few candidates do;
     `trusted` says where."""
@@ -178,10 +178,10 @@ def top_classes(
         logits, variance = mean_logits(inputs), rough_variance(inputs, rows)
         if rows is not None:
             variance = rows.in_order(variance)
-        assert isinstance(wanted, int)
-        return _top_labels(inputs, logits, variance, draws, wanted)
-    selection = Selection(inputs, wanted, rows, workspace)
-    result = _blank(selection.log_p, wanted if isinstance(wanted, int) else wanted.shape[1])
+        assert isinstance(choice, int)
+        return _top_labels(inputs, logits, variance, draws, choice)
+    selection = Selection(inputs, choice, rows, workspace)
+    result = _blank(selection.log_p, choice if isinstance(choice, int) else choice.shape[1])
     # Drawn classes that should do by the last estimate; infinite where these did, or none would.
     needed = torch.zeros_like(selection.rest)
     for count in DRAWN:
@@ -281,7 +281,7 @@ def _rows_in_clusters(weight: Tensor, levels: int) -> Rows:
 class Selection:
     """Which classes of each example see the noise; the columns of all tensors are places, cluster after cluster."""
 
-    def __init__(self, inputs: Inputs, wanted: int | Tensor, rows: Rows | None, workspace: Workspace):
+    def __init__(self, inputs: Inputs, choice: int | Tensor, rows: Rows | None, workspace: Workspace):
         assert inputs.noise is not None
         self.rows = rows
         if rows is None:
@@ -296,8 +296,8 @@ class Selection:
         self.log_p = logits.sub_(total.log()).clamp_(min=LEAST)
         self.tail = p.div_(total)  # p of all but the likeliest
         self.score = score.clamp_(max=LARGEST_LIFT).mul_(0.5).add_(self.log_p)
-        self.stated, self.counts = (None, None) if isinstance(wanted, int) else (wanted, None)
-        self.likeliest = largest(score, max(LIKELIEST, 4 * wanted if isinstance(wanted, int) else 0))  # [n, C]
+        self.stated, self.counts = (None, None) if isinstance(choice, int) else (choice, None)
+        self.likeliest = largest(score, max(LIKELIEST, 4 * choice if isinstance(choice, int) else 0))  # [n, C]
         if self.stated is not None:
             places = self.stated if rows is None else rows.positions[self.stated]
             self.likeliest = torch.cat((self.likeliest, places), 1)

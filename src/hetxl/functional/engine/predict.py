@@ -88,20 +88,20 @@ def mc_predict(
             log_probs, entropy = _with_entropy(*approximate_log_probs(method, mean, factors, link))
             expected = entropy
         summary = Summary(log_probs, None, entropy, expected, None)
-        wanted = top_k if classes is None else classes
-        return summary if wanted is None else Summary(*selected(log_probs, wanted), entropy, expected, None)
+        choice = top_k if classes is None else classes
+        return summary if choice is None else Summary(*selected(log_probs, choice), entropy, expected, None)
     inputs = gather_inputs(distribution, z, temperature)
     options = (tolerance, order, memory_budget or DEFAULT_BUDGET)
     if torch.compiler.is_compiling():
         summary = joined([_as_operator(inputs, link, method, top_k, *options)], shape)
         return summary if classes is None else summary.of_classes(classes)
-    wanted = top_k if classes is None else classes.reshape(-1, classes.shape[-1])
-    return joined(list(_chunks(inputs, link, method, wanted, *options)), shape)
+    choice = top_k if classes is None else classes.reshape(-1, classes.shape[-1])
+    return joined(list(_chunks(inputs, link, method, choice, *options)), shape)
 
 
-def selected(log_probs: Tensor, wanted: int | Tensor) -> tuple[Tensor, Tensor]:
+def selected(log_probs: Tensor, choice: int | Tensor) -> tuple[Tensor, Tensor]:
     """The most probable classes of log-probabilities [..., K], or those stated [..., k], and their ids."""
-    return log_probs.topk(wanted) if isinstance(wanted, int) else (log_probs.gather(-1, wanted), wanted)
+    return log_probs.topk(choice) if isinstance(choice, int) else (log_probs.gather(-1, choice), choice)
 
 
 @operator("predict")
@@ -151,21 +151,21 @@ def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
 
 
 def _chunks(
-    inputs: Inputs, link: Link, method: str, wanted: int | Tensor | None, tolerance: float, order: Order | None,
+    inputs: Inputs, link: Link, method: str, choice: int | Tensor | None, tolerance: float, order: Order | None,
     budget: int,
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-    """The batch in chunks, so that no [B, K] tensor exists where not all classes are wanted, but the top ones or those
-    stated [B, k]: the five columns of a `Summary` for each."""
-    few = method == "mc" and wanted is not None and tolerance > 0
-    if isinstance(wanted, Tensor):
-        few = few and link == "softmax" and candidates.applies(inputs, wanted.shape[1])
+    """The batch in chunks, so that no [B, K] tensor exists for the top classes or those stated [B, k]: the five columns
+    of a `Summary` for each."""
+    few = method == "mc" and choice is not None and tolerance > 0
+    if isinstance(choice, Tensor):
+        few = few and link == "softmax" and candidates.applies(inputs, choice.shape[1])
     else:
-        few = few and candidates.applies(inputs, wanted or 1)
+        few = few and candidates.applies(inputs, choice or 1)
     # The mean logits of a chunk and a few tensors like them; more rows at a time gain nothing.
     size = max(1, min(inputs.batch, 64, budget // (32 * inputs.num_classes)))
     shared = (candidates.rows_of(inputs) if few else None, Workspace(inputs.temperature))
     for examples in slices(inputs.batch, size):
-        chunk, here = inputs.of_examples(examples), wanted[examples] if isinstance(wanted, Tensor) else wanted
+        chunk, here = inputs.of_examples(examples), choice[examples] if isinstance(choice, Tensor) else choice
         if few and here is not None:
             yield _by_candidates(chunk, link, here, tolerance, order, budget, *shared)
             continue
@@ -206,14 +206,14 @@ def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget:
 
 
 def _by_candidates(
-    inputs: Inputs, link: Link, wanted: int | Tensor, tolerance: float, order: Order | None, budget: int,
+    inputs: Inputs, link: Link, choice: int | Tensor, tolerance: float, order: Order | None, budget: int,
     rows: candidates.Rows | None, workspace: Workspace,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The top or stated classes of a chunk: from few candidates, or where those do not do from samples of all."""
-    *columns, trusted = candidates.top_classes(inputs, link, wanted, tolerance, rows, workspace)
+    *columns, trusted = candidates.top_classes(inputs, link, choice, tolerance, rows, workspace)
     waiting = (~trusted).nonzero().squeeze(-1)
     # Pilots see all classes: that pays beside very many samples.
-    top_k = wanted if isinstance(wanted, int) else None
+    top_k = choice if isinstance(choice, int) else None
     pays = top_k is not None and inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)
     for some in waiting.split(8 if pays else 64):
         part = inputs.of_examples(some)
@@ -221,7 +221,7 @@ def _by_candidates(
             values = _by_pilots(part, link, top_k, tolerance, order, budget)
         else:
             log_probs, entropy, expected = _whole(part, link, "mc", order, budget)
-            chosen = selected(log_probs, wanted if isinstance(wanted, int) else wanted[some])
+            chosen = selected(log_probs, choice if isinstance(choice, int) else choice[some])
             values = (*chosen, entropy, expected, torch.zeros_like(entropy))
         for column, value in zip(columns, values, strict=True):
             column[some] = value

@@ -229,8 +229,8 @@ def test_stated_classes_have_the_probabilities_of_all(variant):
     torch.testing.assert_close(few.log_probs, whole.log_probs.gather(1, classes), rtol=0, atol=0.02)
     torch.testing.assert_close(few.entropy, whole.entropy, rtol=0.05, atol=0.05)
     assert torch.equal(few.top_class, best)
-    one = head.predict(features.view(4, 6, D), classes=classes.view(4, 6, 4))
-    torch.testing.assert_close(one.log_probs, few.log_probs.view(4, 6, 4))
+    folded = head.predict(features.view(4, 6, D), classes=classes.view(4, 6, 4))
+    torch.testing.assert_close(folded.log_probs, few.log_probs.view(4, 6, 4))
 
 
 @pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"flip_rate": 0.1}, {"num_classes": 7}, {"noise_scale": 0.0}])
