@@ -92,8 +92,10 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
         try:
             os.rename(content, root)
         except OSError:
-            if _read(kind, name, root) is None:  # unless another process was faster
-                raise
+            with _locked(directory):
+                if _read(kind, name, root) is None:  # a damaged one; else another process was faster
+                    shutil.rmtree(root, ignore_errors=True)
+                    os.rename(content, root)
     return Package(name, fetched.version, fetched.sha256, fetched.licence, root)
 
 

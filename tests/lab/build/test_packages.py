@@ -111,6 +111,20 @@ def test_concurrent_downloads_leave_one_package(tmp_path, pip_that_leaves):
     assert names(package[0].root) == [RECORD, "toy-1.5.dist-info", "toy.py"]
 
 
+@pytest.mark.parametrize("record", ["", '{"a":' * 10**5, "[]", '{"kind": 3}'])
+def test_a_package_with_a_damaged_record_is_downloaded_again(tmp_path, pip_that_leaves, record):
+    with zipfile.ZipFile(tmp_path / "whole", "w") as wheel:
+        wheel.writestr("toy.py", "x = 1\n")
+        wheel.writestr("toy-1.5.dist-info/METADATA", "Name: toy\nVersion: 1.5\nLicense: MIT\n")
+    pip_that_leaves(tmp_path / "whole")
+    package = python_package("toy", tmp_path / "packages")
+    (package.root / RECORD).write_text(record)
+    (package.root / "toy.py").write_text("x = 2\n")
+    assert python_package("toy", tmp_path / "packages") == package
+    assert (package.root / "toy.py").read_text() == "x = 1\n"
+    assert names(tmp_path / "packages") == [package.root.name]
+
+
 def test_downloads_of_killed_processes_are_removed_and_those_in_progress_are_not(tmp_path):
     (tmp_path / ".toy-abcd1234" / "download").mkdir(parents=True)
     with packages._temporary(tmp_path, "toy") as first, packages._temporary(tmp_path, "toy") as second:
