@@ -199,7 +199,7 @@ def test_a_process_killed_at_any_moment_loses_no_step_before_the_last_checkpoint
         if "resumed" in after and "killed" in death:
             assert after["resumed"] >= max(death["checkpoints"], default=0)
     expected, actual = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "killed"))
-    rounded = killed_process.rounded(kind, ranks)
+    rounded = killed_process.rounded(ranks)
     assert expected.keys() == actual.keys()
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-6 if rounded else 0)

@@ -55,12 +55,9 @@ KINDS = {
 }
 
 
-def rounded(kind: str, ranks: int) -> bool:
-    """Return whether a resumed run differs by rounding: DDP sums gradients in another order in its first step.
-
-    Two numbers have one sum; the sharded classifier has two replicas.
-    """
-    return ranks > 2 and kind != "sharded"
+def rounded(ranks: int) -> bool:
+    """Return whether a resumed run differs by rounding: DDP sums gradients in another order in its first step."""
+    return ranks > 2
 
 
 def _shards(out: Path) -> str:
@@ -107,7 +104,7 @@ def main(directory: Path, kills: int, seed: int, kind: str) -> None:
 
     Trainer.restore = restored
     config = KINDS[kind](directory)
-    if rounded(kind, int(os.environ["WORLD_SIZE"])):
+    if rounded(int(os.environ["WORLD_SIZE"])):
         train_in_double(config)
     else:
         train(config, console=QUIET)
