@@ -63,7 +63,7 @@ def test_page_shows_tables_curves_and_examples(runs, tmp_path):
         "2,000 classes: chance is 0.050%",
         '26.00<span class="error"> ± 1.00 %</span>',
         "Validation pairs",
-        "Images never seen",
+        "Test images",
         "1 of these 2 are right",
         "a name that no training pair has",
         "AUROC of the noise",
