@@ -1,1 +1,1 @@
-"""The benchmark datasets, built on the user's machine out of packages."""
+"""The benchmark datasets, built on the user's machine from packages."""

@@ -80,7 +80,7 @@ def offsets(seeds: np.ndarray) -> np.ndarray:
 
 
 class Rendered(NamedTuple):
-    """The characters that a font draws; images are of those that are drawn, in their order."""
+    """The characters that a font draws, and their images in the same order."""
 
     images: np.ndarray  # [m, 32, 32] uint8, ink: 0 for paper, 255 for black
     drawn: np.ndarray  # [n] bool, whether each character is drawn
@@ -91,9 +91,9 @@ def render(
 ) -> Rendered:
     """Draw characters with a font, each centred by its ink; the scale is that of the font.
 
-    The character map of a font promises more than the font draws. Left out are characters that leave the canvas blank,
-    that the font's program fails on, and whose drawing is not unique: the box for missing characters, other
-    placeholders, and characters that the font does not tell apart.
+    A font's character map lists more characters than the font can draw. Left out are characters whose canvas
+    stays blank, those that the font's program fails on, and drawings that are not unique: the box for missing
+    characters, other placeholders, and characters that look the same in the font.
 
     Args:
         characters: n, each one code point.
@@ -171,7 +171,7 @@ def _digest(ink: "Image") -> bytes:
 
 
 class DamagedImages(NamedTuple):
-    """Images as the dataset has them."""
+    """Damaged images and how severely each is damaged."""
 
     images: np.ndarray  # [n, H, W] uint8, black on white: 0 is ink, 255 is paper
     severity: np.ndarray  # [n] float32, from 0 to 1
@@ -183,7 +183,7 @@ def image_generator(seed: int, face: str, character: str, variant: int) -> np.ra
 
 
 def damage(ink: np.ndarray, generators: Sequence[np.random.Generator]) -> DamagedImages:
-    """Occlude, blur, shift, fade and add noise, in this order, each image by its own amounts.
+    """Occlude, blur, shift, fade and add noise, in this order, by different amounts for each image.
 
     Args:
         ink: [n, H, W] uint8, 0 for paper and 255 for black.
@@ -229,7 +229,7 @@ def coverage(amount: np.ndarray, draws: np.ndarray, shape: tuple[int, int]) -> n
 
 
 def blurred(images: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Blur each image [n, H, W] by a Gaussian of its own, [n] deviations in pixels; beyond the edges all is 0."""
+    """Blur each image [n, H, W] by a Gaussian with its deviation [n] in pixels; pixels beyond the edges are 0."""
     down, across = (_kernel(size, deviation) for size in images.shape[1:])
     return down @ images @ across
 

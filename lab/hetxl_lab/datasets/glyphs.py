@@ -1,7 +1,7 @@
 """Images of Chinese characters in many typefaces, some of them damaged (Debian's font packages).
 
-A class is a character, an input a grey image of 32 × 32 pixels: thousands of classes, many of them alike. Labels are
-noisy where damage has removed what tells two characters apart; the severity is known for each image.
+A class is a character, an input a grey image of 32 × 32 pixels: thousands of classes, many of which look similar.
+Labels are noisy where damage hides the difference between two characters; each image's severity is known.
 
 From each package one regular face is taken; other weights and widths of it draw nearly the same images. The Ume fonts
 give two, which are different designs.

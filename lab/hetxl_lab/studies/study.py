@@ -1,4 +1,4 @@
-"""What a study is: the runs that it needs, what is measured on them, and what its page says."""
+"""A study: the runs that it needs, what it measures on them, and what its page says."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,12 +36,12 @@ class Lab:
     training_time: float = 0.0  # seconds spent waiting for them
 
     def run(self, runs: Sequence[AnyRun]) -> None:
-        """Train what the cache does not have."""
+        """Train the runs that the cache does not have."""
         self.training_time += run_missing(runs, self.cache, jobs=self.jobs, console=self.console)
         self.trained |= {run.key: run for run in runs}
 
     def results(self, runs: Sequence[StudyRun]) -> dict[str, Any] | None:
-        """Return the metrics of runs that differ in their seeds, see `over_seeds`; None if a loss was not finite."""
+        """Return the metrics of runs that differ only in their seeds (`over_seeds`); None if a loss was not finite."""
         results = [self.cache.result(run) for run in runs]
         finite = [result for result in results if result is not None]
         return over_seeds(finite) if len(finite) == len(results) else None
@@ -74,13 +74,13 @@ def names_in(text: str | None, everything: Sequence[str]) -> tuple[str, ...]:
 
 
 def directory_suffix(profile: str, data: str | None) -> str:
-    """Return what follows the name of a directory: the profile unless it is the full one, and data of the user's."""
+    """Return the suffix of a directory's name: the profile unless it is the full one, and the user's own data."""
     suffix = "" if profile == "full" else f"-{profile}"
     return suffix if data is None else f"{suffix}-{Path(data.partition(':')[0]).stem or 'data'}"
 
 
 class Study(ABC):
-    """One question, with the runs that answer it and a page."""
+    """A question, the runs that answer it, and a page of results."""
 
     name: str  # as on the command line, and in the registry
     question: str
@@ -89,7 +89,7 @@ class Study(ABC):
 
     @property
     def entry(self) -> Entry:
-        """That of the registry."""
+        """The study's entry in the registry."""
         return ENTRIES[self.name]
 
     def seeds(self, profile: Profile) -> tuple[int, ...]:
@@ -101,11 +101,11 @@ class Study(ABC):
         return CACHE
 
     def normalised(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options as the study reads them."""
+        """Return the options in the form that the study uses."""
         return dict(options)
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile as the options change it: data, backbone and link of the user's, where it has them."""
+        """Return the profile with the user's data, backbone and link, if the options name them."""
         return adapted(profile, options) if "backbone" in options else profile
 
     def check(self, lab: Lab) -> None:  # noqa: B027 - most studies have no options
@@ -117,15 +117,15 @@ class Study(ABC):
 
     @abstractmethod
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Return what the runs or measurements gave; nothing but what JSON holds."""
+        """Return the results of the runs or measurements, as values that JSON can store."""
 
     @abstractmethod
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Draw the summary."""
+        """Draw the chart of the results."""
 
     @abstractmethod
     def text(self, summary: Summary) -> str:
-        """Return the page in markdown, from the title to the image, without how it was run."""
+        """Return the page in markdown from the title to the image, without the section on how it was run."""
 
     @property
     def image_link(self) -> str:
@@ -179,7 +179,7 @@ PANELS = {"test NLL": "nll", "precision@1": "precision@1"}  # metrics that image
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table, and what is trained for it."""
+    """A row of a table, and the runs trained for it."""
 
     label: str
     head: str
@@ -188,7 +188,7 @@ class Line:
     group: str | None = None  # what several lines belong to
 
     def run(self, seed: int) -> StudyRun:
-        """Return its run with a seed."""
+        """Return the run of the line with a seed."""
         return self.bench.run(self.head, seed, **self.options)
 
 
@@ -222,7 +222,7 @@ class Searched:
 
 
 def runs_of(lines: Sequence[Line], seeds: Sequence[int]) -> list[StudyRun]:
-    """Return all lines with the first seed, then with the next: a study that is stopped has something to show."""
+    """Return all lines with the first seed, then with the next, so that a stopped study has results for every line."""
     return [line.run(seed) for seed in seeds for line in lines]
 
 
@@ -299,7 +299,7 @@ def dots_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, lis
 
 
 class TableStudy(PaperStudy):
-    """A study whose results are those of its lines."""
+    """A study whose results are the metrics of its lines."""
 
     title: str  # of its table
     columns: Sequence[Column] = (NLL, PRECISION)
@@ -309,7 +309,7 @@ class TableStudy(PaperStudy):
         """Return the rows of its table."""
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """Return those of its lines."""
+        """Return the runs of its lines."""
         return runs_of(self.lines(profile), seeds)
 
     def measure(self, lab: Lab) -> dict[str, Any]:

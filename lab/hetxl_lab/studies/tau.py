@@ -66,7 +66,7 @@ class Setting:
     searches: bool = True  # methods with many runs take part; otherwise only those that learn τ, or leave it
 
     def config(self, folder: Path, **more: Any) -> TrainConfig:
-        """The options of its runs; the data is written into the folder if it is made for the study."""
+        """Return the options of its runs; data made for the study is written into the folder."""
         options = {**COMMON, **self.options, **more}
         options.setdefault("evaluate_every", options["steps"] * 2)  # at the end alone
         return TrainConfig(**{**options, "data": self.data(folder)})
@@ -153,7 +153,7 @@ SLOW_LABEL = "Simple training, τ ten times slower"
 
 @dataclass(frozen=True)
 class Size:
-    """How much is tried."""
+    """How many values and trials the methods use."""
 
     grid: Sequence[float] = search_methods.GRID  # values of τ
     trials: int = 30  # of Bayesian optimisation
@@ -164,13 +164,13 @@ SIZES = {"full": Size(), "quick": Size((0.2, 0.8, 3.0), 6, 3), "miniature": Size
 
 
 class Tau(Study):
-    """All methods in every setting. Their runs are trials of a search, which only this study has: they stay with it."""
+    """All methods in every setting. Only this study's runs are trials of a search, so they are stored with it."""
 
     name = "tau"
     question = "Which way to choose the temperature is right, on much data and on little?"
 
     def seeds(self, profile: Profile) -> tuple[int, ...]:
-        """Return three, but in miniature."""
+        """Return three seeds, or one in the miniature profile."""
         return (3,) if profile.name == "miniature" else (0, 1, 2)
 
     def check(self, lab: Lab) -> None:
@@ -222,7 +222,7 @@ def write_paths(settings: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 class _OneSetting:
-    """All methods on one setting, over all seeds at a time: so that no core waits for the last of a step."""
+    """All methods in one setting, with all seeds at once, so that no core waits for the slowest run of a step."""
 
     def __init__(
         self, setting: Setting, config: TrainConfig, seeds: Sequence[int], size: Size, directory: Path, console: Console
@@ -232,7 +232,7 @@ class _OneSetting:
         self.rows: dict[str, dict[int, dict[str, Any]]] = {}
 
     def run(self, jobs: int | None) -> dict[str, Any]:
-        """Train everything, and sum it up."""
+        """Train all runs and summarise them."""
         dataset = open_data(self.config)
         singles = {(seed, label): trial for seed in self.seeds for label, trial in self._singles(seed).items()}
         grids = {seed: self._grid(seed) for seed in self.seeds} if self.setting.searches else {}
@@ -284,7 +284,7 @@ class _OneSetting:
         return {label: _named(trial, seed) for label, trial in trials.items()}
 
     def _bayes(self, workers: TrialPool) -> dict[int, list[Outcome]]:
-        """One search for each seed, in step with proposal another."""
+        """Run one search per seed, all at the same time, one round of proposals after the other."""
         outcomes_of: dict[int, list[Outcome]] = {seed: [] for seed in self.seeds}
         studies = {
             seed: Bayes(self._seed_directory(seed), "tau", about(self._config(seed)), seed=seed) for seed in self.seeds
@@ -372,7 +372,7 @@ def _key(trial: PlannedRun) -> str:
 
 
 def _named(trial: PlannedRun, seed: int) -> PlannedRun:
-    """Under a name that no other seed has."""
+    """Return the run under a name that is unique to its seed."""
     return dataclasses.replace(trial, name=f"seed{seed}-{trial.name}")
 
 
@@ -403,7 +403,7 @@ SIGNIFICANT = 0.05
 
 
 def table(methods: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> str:
-    """Our numbers and the paper's, in markdown; rows whose method was not run are left out."""
+    """Return our numbers and the paper's in markdown; methods that were not run are left out."""
     rows = []
     for label in labels:
         if label in methods:
@@ -423,7 +423,7 @@ def table(methods: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> st
 
 
 class Claim(NamedTuple):
-    """A conclusion of the paper: that of two methods the first has no higher NLL, or a higher one."""
+    """A conclusion of the paper about two methods: the first has a higher NLL, or it has not."""
 
     text: str  # in its words, shortened
     first: str
@@ -446,7 +446,7 @@ CLAIMS = (
 
 
 def compared(methods: Mapping[str, Mapping[str, Any]], first: str, second: str) -> PairedTest | None:
-    """NLL of one method less that of another over the seeds that both have; None without any."""
+    """Return one method's NLL less another's over the seeds that both have; None if they share no seed."""
     if first not in methods or second not in methods:
         return None
     left, right = (dict(zip(methods[name]["seeds"], methods[name]["nll"], strict=True)) for name in (first, second))
@@ -455,7 +455,7 @@ def compared(methods: Mapping[str, Mapping[str, Any]], first: str, second: str) 
 
 
 def holds(claim: Claim, test: PairedTest) -> str:
-    """Whether a difference bears out a claim, in a word or two."""
+    """Say in a word or two whether a difference confirms a claim."""
     sure = test.p is not None and test.p < SIGNIFICANT
     if claim.worse:
         return "holds" if sure and test.difference > 0 else "the contrary" if sure else "not seen"
@@ -465,7 +465,7 @@ def holds(claim: Claim, test: PairedTest) -> str:
 
 
 def claims_table(settings: Sequence[Mapping[str, Any]]) -> str:
-    """Every conclusion in every setting, in markdown."""
+    """Return every conclusion in every setting, in markdown."""
     rows = []
     for claim in CLAIMS:
         tests = [compared(setting["methods"], claim.first, claim.second) for setting in settings]
@@ -480,7 +480,7 @@ ONCE = (LUKETINA, f"{GRADIENT} (val)", SIMPLE, *OURS)
 
 
 def conclusion(setting: Mapping[str, Any]) -> str:
-    """What a setting says, in a few sentences."""
+    """Summarise a setting in a few sentences."""
     methods = setting["methods"]
     sentences = [f"**{setting['setting']}.** {setting['told']}"]
     known = {label: mean(methods[label]["nll"]).value for label in (*SEARCHES, *ONCE) if label in methods}
@@ -508,7 +508,7 @@ def conclusion(setting: Mapping[str, Any]) -> str:
 
 
 def _against_one(methods: Mapping[str, Mapping[str, Any]], label: str) -> str:
-    """A method with its NLL less that of τ = 1."""
+    """Return a method with its NLL less that of τ = 1."""
     test = compared(methods, label, ONE) if label != ONE else None
     return label if test is None else f"{label} ({difference_text(test, 3)}, p {p_text(test.p)})"
 
@@ -524,7 +524,7 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
 
 
 def page(summary: Mapping[str, Any]) -> str:
-    """The study in markdown."""
+    """Return the page of the study in markdown."""
     settings, seeds = summary["settings"], len(summary["seeds"])
     parts = [
         f"# Choosing τ of {str(summary['head']).upper()}",

@@ -24,17 +24,17 @@ LEARNED_TAU = "learned τ"
 
 
 def other(grid: Sequence[float]) -> str:
-    """What a learned τ is compared with."""
+    """Return the line that a learned τ is compared with."""
     return "τ = 1" if tuple(grid) == (1.0,) else "τ by grid search"
 
 
 def _setting(head: str, bench: Bench, scale: float, group: str, grid: Sequence[float]) -> Searched:
-    """A head whose τ is searched for among values, and may be learned instead."""
+    """Return the line of a head whose τ is searched for among values."""
     return Searched(f"{head}, {other(grid)}", HEADS[head], bench, {"scale": scale}, group, tuple(grid))
 
 
 def _learned(setting: Searched) -> Line:
-    """The same with a learned τ."""
+    """Return the same line with a learned τ."""
     label, options = f"{setting.label.partition(', ')[0]}, {LEARNED_TAU}", {**setting.options, **LEARNED}
     return Line(label, setting.head, setting.bench, options, setting.group)
 
@@ -69,7 +69,7 @@ class SearchStudy(TableStudy):
 
 
 def _worth(summary: Summary, head: str, group: str) -> PairedTest | None:
-    """The NLL of a head with a learned τ less that of the best of the grid."""
+    """Return the NLL of a head with a learned τ less that of the grid's best τ."""
     return study.less(summary, (f"{head}, {LEARNED_TAU}", group), (f"{head}, {other(summary['grid'])}", group))
 
 
@@ -107,7 +107,7 @@ class LearnTau(SearchStudy):
         return [Table(self.title, columns, rows, _grid_note(summary))]
 
     def conclusion(self, summary: Summary) -> str:
-        """What learning is worth to each head, and HET-XL against DET with τ learned for both."""
+        """Say how much learning τ helps each head, and compare HET-XL with DET when both learn τ."""
         names = _groups(summary)
         counts, signs = [], []
         for head in HEADS:
@@ -145,7 +145,7 @@ class TauEpochs(SearchStudy):
     columns = (study.NLL, study.PRECISION, study.LEARNED_TAU)
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with the epochs that were asked for."""
+        """Return the profile with the requested epochs."""
         profile = super().adapt(profile, options)
         if options.get("epochs") is None:
             return profile
@@ -198,20 +198,20 @@ def learned_line(profile: Profile) -> Line:
 
 
 def fixed_run(lab: Lab, seed: int) -> StudyRun:
-    """HET-XL with τ fixed where the run of the same seed left it; at 1 if that was not finite."""
+    """Return a run of HET-XL with τ fixed at the final value of its seed's learned τ; at 1 if that run failed."""
     result = lab.cache.result(learned_line(lab.profile).run(seed))
     final = 1.0 if result is None else result["temperature"]
     return lab.profile.base.run("het-xl", seed, temperature=str(round(final, 5)))
 
 
 def path_of(lab: Lab, seed: int) -> list[tuple[int, float]]:
-    """Steps and τ, as they were logged."""
+    """Return the logged steps and values of τ."""
     log = read_log(lab.cache.directory(learned_line(lab.profile).run(seed)) / "log.jsonl")
     return [(line["step"], line["temperature"]) for line in log if line.get("kind") == "step"]
 
 
 class TemperaturePath(PaperStudy):
-    """τ over the steps, then τ fixed."""
+    """τ over the steps of training, and training again with τ fixed at its last value."""
 
     name = "tau-dynamics"
     question = "How does τ move in training, and does it matter that it moves, or only where it ends?"
@@ -219,11 +219,11 @@ class TemperaturePath(PaperStudy):
     claim = "training with τ fixed at its final value does as well, so that its value matters and not its path"
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """Those whose τ is learned."""
+        """Return the runs with a learned τ."""
         return study.runs_of([learned_line(profile)], seeds)
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Train with τ fixed where that of each seed ended; return both lines, and the paths."""
+        """Train with τ fixed at the final value of each seed; return both lines and the paths of τ."""
         runs = [fixed_run(lab, seed) for seed in lab.seeds]
         lab.run(runs)
         lines = study.measured([learned_line(lab.profile)], lab)
@@ -246,7 +246,7 @@ class TemperaturePath(PaperStudy):
         return plot_lines({"τ": series}, path, "step", marked=False)
 
     def conclusion(self, summary: Summary) -> str:
-        """Where τ went, and whether fixing it changes anything."""
+        """Say how τ changed, and whether fixing it changes the results."""
         ends = [points[-1][1] for points in summary["paths"].values() if points]
         ranges = [
             (min(v for _, v in points), max(v for _, v in points)) for points in summary["paths"].values() if points
@@ -265,7 +265,7 @@ class TemperaturePath(PaperStudy):
 
 
 class Start(NamedTuple):
-    """How a learned τ begins: its value, and the bounds that it has."""
+    """The initial value and the bounds of a learned τ."""
 
     init: float
     low: float = 0.05
@@ -286,7 +286,7 @@ SETTINGS = tuple(dict.fromkeys((*STARTS, *RANGES)))  # each once
 
 
 class TemperatureRange(TableStudy):
-    """Eight starts and ranges of τ."""
+    """Eight initial values and ranges of τ."""
 
     name = "tau-range"
     question = "Does it matter where a learned τ starts, and between which bounds it is kept?"
@@ -319,7 +319,7 @@ class TemperatureRange(TableStudy):
         ]
 
     def conclusion(self, summary: Summary) -> str:
-        """The spread over all settings, and which differ from the paper's own."""
+        """Say how far the settings are apart, and which differ from the paper's."""
         reference = study.values_of(summary, PAPER.label)
         tests = {
             line["label"]: against(line["values"], reference)

@@ -1,4 +1,4 @@
-"""What numbers say: differences with their tests, as sentences and tables, and whether the paper's conclusions hold."""
+"""Sentences and tables about differences and their tests, and whether the paper's conclusions hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ def half_width(test: PairedTest) -> float:
 
 
 def against(first: Values | None, second: Values | None, metric: str = "nll") -> PairedTest | None:
-    """A metric of one row less that of another, paired over the seeds; None where a loss was not finite."""
+    """Return a metric of one row less that of another, paired over the seeds; None where a loss was not finite."""
     if first is None or second is None:
         return None
     return paired_test(first[metric], second[metric])
 
 
 def sign(test: PairedTest | None) -> int | None:
-    """−1 or 1 for a difference that counts, 0 for one that does not; None where there is nothing to test."""
+    """Return −1 or 1 for a difference that counts, 0 for one that does not, None if there is nothing to test."""
     if test is None or test.p is None:
         return None
     if test.p >= LEVEL:
@@ -47,7 +47,7 @@ def sign(test: PairedTest | None) -> int | None:
 
 
 def change(test: PairedTest | None, digits: int = 3, factor: float = 1.0, unit: str = "") -> str:
-    """A difference in words: "lower by 0.012 ± 0.003 (p = 0.021)"."""
+    """Describe a difference in words: "lower by 0.012 ± 0.003 (p = 0.021)"."""
     if test is None:
         return "not known, as a loss did not stay finite"
     size = factor * abs(test.difference)
@@ -60,14 +60,14 @@ def change(test: PairedTest | None, digits: int = 3, factor: float = 1.0, unit: 
 
 
 def lower_in(tests: Iterable[PairedTest | None]) -> tuple[int, int, int]:
-    """In how many comparisons a difference is below zero, significantly below, and significantly above."""
+    """Count the differences that are below zero, significantly below, and significantly above."""
     known = [test for test in tests if test is not None]
     signs = [sign(test) for test in known]
     return sum(test.difference < 0 for test in known), signs.count(-1), signs.count(1)
 
 
 def holds(verdict: bool | None, claim: str, why: str = "") -> str:
-    """Whether a conclusion of the paper, to follow "that", holds; a verdict of None where the numbers do not decide."""
+    """Say whether a conclusion of the paper holds; `claim` follows the word "that"; None means undecided."""
     reason = f": {why}" if why else ""
     if verdict is None:
         return f"The numbers here do not decide whether the paper's conclusion holds, that {claim}{reason}."
@@ -75,7 +75,7 @@ def holds(verdict: bool | None, claim: str, why: str = "") -> str:
 
 
 def within() -> str:
-    """The margin, as the reason of a conclusion."""
+    """Return the margin, as the reason for a conclusion."""
     return f"a difference counts from {MARGIN:.0%} of the NLL on"
 
 
@@ -120,7 +120,7 @@ BETTER = 0.01  # one for us counts only below this one
 
 @dataclass(frozen=True)
 class Verdict:
-    """A head against DET in one setting."""
+    """A comparison of a head with DET in one setting."""
 
     setting: str
     nll: PairedTest  # difference over the seeds; below 0 is better
@@ -143,7 +143,7 @@ class Verdict:
 
 
 def judge(summary: Summary, head: str = "HET-XL", baseline: str = BASELINE) -> Verdict:
-    """A head against another in the setting of a summary, over the seeds that both have."""
+    """Compare two heads in one setting over the seeds that both have."""
     ours, theirs = (summary["heads"].get(label, {"seeds": ()}) for label in (head, baseline))
     seeds = sorted(set(ours["seeds"]) & set(theirs["seeds"]))
     if not seeds:
@@ -161,7 +161,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict_table(summaries: Sequence[Summary], head: str = "HET-XL", baseline: str = BASELINE) -> str:
-    """A head against another in every setting, in markdown."""
+    """Return the comparison of two heads in every setting, in markdown."""
     names = [f"{_head_name(label)}'s NLL" for label in (baseline, head)]
     rows = []
     for summary in summaries:
@@ -181,7 +181,7 @@ def _head_name(label: str) -> str:
 
 
 def heads_table(summary: Summary) -> str:
-    """All heads of one setting, in markdown; the time of a run is a multiple of DET's."""
+    """Return all heads of one setting in markdown; times are multiples of DET's."""
     rows = []
     for label, values in summary["heads"].items():
         temperature = f"{mean(values['temperature']).value:.2f}" if "temperature" in values else "–"
@@ -200,7 +200,7 @@ def heads_table(summary: Summary) -> str:
 
 
 def cost_text(summary: Summary, label: str) -> str:
-    """The time that a training takes over that of DET: its steps, each at the pace of its head."""
+    """Return the training time relative to DET's: steps times the time of a step."""
     values = summary["heads"][label]
     if _is_ensemble(values):
         return f"{len(values['seeds'])}×"
@@ -216,7 +216,7 @@ def _is_ensemble(values: Mapping[str, Any]) -> bool:
 
 
 def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL", baseline: str = BASELINE) -> str:
-    """One sentence on all settings."""
+    """Return one sentence about all settings."""
     verdicts = [judge(summary, head, baseline) for summary in summaries]
     better, worse = sum(verdict.better for verdict in verdicts), sum(verdict.worse for verdict in verdicts)
     imprecise = sum(verdict.less_precise for verdict in verdicts)
@@ -236,20 +236,20 @@ def mean_cell(values: Sequence[float] | None, factor: float = 1.0) -> Value:
 
 
 def mean_text(values: Sequence[float], digits: int = 3, factor: float = 1) -> str:
-    """Mean ± standard error of values, each times a factor."""
+    """Return mean ± standard error of values multiplied by a factor."""
     average = mean([factor * value for value in values])
     error = "" if average.error is None else f" ± {average.error:.{digits}f}"
     return f"{average.value:.{digits}f}{error}".replace("-", "−")
 
 
 def difference_text(test: PairedTest, digits: int, factor: float = 1) -> str:
-    """A difference ± its standard error, with its sign."""
+    """Return a difference with its sign ± its standard error."""
     error = "" if test.error is None else f" ± {factor * test.error:.{digits}f}"
     return f"{factor * test.difference:+.{digits}f}{error}".replace("-", "−")
 
 
 def p_text(p: float | None) -> str:
-    """A p-value; a dash for None."""
+    """Return a p-value as text; a dash for None."""
     if p is None:
         return "–"
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
