@@ -32,10 +32,6 @@ class Studied:
         """The result of a run, by the name of its directory."""
         return json.loads((self.cache / run / "result.json").read_text())
 
-    def config(self, run):
-        """The configuration of a run, by the name of its directory."""
-        return json.loads((self.cache / run / "config.json").read_text())
-
     def run(self, name, out, **more):
         """Run a study, whose data and options are small."""
         options = {"levers": {"data": LEVERS_DATA, "levers": LEVERS}, "defaults": {"heads": "det,het-xl"}}.get(name, {})
