@@ -170,6 +170,7 @@ ENTRIES: dict[str, Entry] = {
         Entry("levers", "What each default is worth", "–", None, 80, "ablations", _LEVERS_OPTIONS, "3"),
         Entry("audit", "Finding wrong labels", "–", 1, 12, "label_audit", (_FLIPPED,), "3"),
         Entry("noise-only", "Noise for a trained classifier", "–", 1, 6, "noise_only", (_MORE_FLIPPED,), "3"),
+        Entry("coverage", "Prediction sets", "–", 0.5, 4, "coverage", (), "3"),
     )
 }
 """In the order of lists: the paper's, then our own."""

@@ -142,9 +142,9 @@ def calibrate(
         scores: [n], `label_scores` of the calibration examples.
         labels: [n] class ids.
         coverage: in (0, 1).
-        grouping: "class" uses a separate threshold for each class with at least ⌈1 / (1 − coverage)⌉ examples, and the
-            marginal threshold for others. "clustered" clusters these classes by k-means of their scores' quantiles on
-            half of the examples, and computes a threshold per cluster on the other half.
+        grouping: "class" uses a separate threshold for each class with at least ⌈1 / (1 − coverage)⌉ examples, and one
+            threshold for all others together. "clustered" clusters these classes by k-means of their scores' quantiles
+            on half of the examples, and computes a threshold per cluster, and one for the others, on the other half.
         seed: seed of the halves and of k-means.
     """
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels)
@@ -171,13 +171,19 @@ def calibrate(
 def _by_group(
     limits: np.ndarray, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, coverage: float, least: int
 ) -> None:
-    """Set the thresholds of classes in groups [K] with enough examples, in place; group −1 does not change."""
+    """Set the thresholds of groups [K] of classes with enough examples, and one for all other classes, in place."""
     of = groups[labels]
     order = np.argsort(of, kind="stable")
     names, starts = np.unique(of[order], return_index=True)
+    alone = np.zeros(len(groups), dtype=bool)
     for name, part in zip(names, np.split(scores[order], starts[1:]), strict=True):
         if name >= 0 and len(part) >= least:
             limits[groups == name] = threshold(part, coverage)
+            alone |= groups == name
+    # Without a threshold of their own, rare classes would be covered too rarely, and so would all examples together.
+    rest = scores[~alone[labels]]
+    if len(rest) >= least:
+        limits[~alone] = threshold(rest, coverage)
 
 
 def _clusters(

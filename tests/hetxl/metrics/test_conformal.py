@@ -161,3 +161,16 @@ def test_label_thresholds_are_the_best_of_all():
         fine = [value for value in candidates if labels[probs[:, k] >= value, k].mean() >= 0.9]
         assert precise[k] == min(fine)
     assert np.isinf(label_thresholds(probs, np.zeros_like(labels))).all()
+
+
+@pytest.mark.parametrize("grouping", ["class", "clustered"])
+def test_classes_with_few_examples_have_a_threshold_together(grouping: str):
+    generator = np.random.default_rng(0)
+    # Two frequent classes with low scores; 300 rare ones with high scores and a few examples each.
+    labels = np.where(generator.random(4000) < 0.6, generator.integers(2, size=4000), generator.integers(2, 302, 4000))
+    scores = np.where(labels < 2, 0.5, 1.0) * generator.random(4000)
+    own = np.arange(4000) < 2000
+    fitted = calibrate(scores[own], labels[own], 302, 0.9, ScoreOptions("aps"), grouping)
+    hit = scores[~own] <= fitted.thresholds[labels[~own]]
+    assert hit.mean() == pytest.approx(0.9, abs=0.025)
+    assert hit[labels[~own] >= 2].mean() == pytest.approx(0.9, abs=0.03)  # by the marginal threshold 0.75
