@@ -432,7 +432,8 @@ def _sample(
     # How far noise may lift others whose probabilities underflow.
     largest, least = variance.amax(-1), inputs.num_classes * torch.finfo(rest.dtype).tiny
     lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
-    calm = ((rest > 0) | (lifted <= tolerance / 10)) & (mean_variance <= LARGEST_VARIANCE) & sampled.finite
+    calm = torch.where(rest > 0, mean_variance <= LARGEST_VARIANCE, False) | (lifted <= tolerance / 10)
+    calm &= sampled.finite
     if not stated:
         calm &= log_probs[:, C:].amax(-1) <= top[:, -1]
     trusted = calm & (error <= tolerance)
