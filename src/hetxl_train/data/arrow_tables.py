@@ -213,7 +213,9 @@ def _open_parquet(path: str) -> Iterator[Any]:
     try:
         with fs.open(inside, "rb") as stream, pq.ParquetFile(stream) as file:
             yield file
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # of the file system; Arrow's own for damaged pages has no number
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a readable parquet file ({reason}): it was truncated or damaged") from error
 

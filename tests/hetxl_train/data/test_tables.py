@@ -315,7 +315,7 @@ def test_parquet_ids_need_complete_integers(tmp_path, monkeypatch):
 def test_damaged_parquet_files_raise(tmp_path):
     path = write_features(tmp_path / "a.parquet", MATRIX.tolist())
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"a.parquet is not a readable parquet file .*cut off or damaged"):
+    with pytest.raises(ValueError, match=r"a.parquet is not a readable parquet file .*truncated or damaged"):
         read_table(open_table(path))
     with pytest.raises(FileNotFoundError, match=r"b.parquet is not a file"):
         read_table(open_table(tmp_path / "b.parquet"))
