@@ -1,10 +1,11 @@
-"""Checkpoints: safetensors and JSON, written atomically, checked before use, never unpickled; and the state of a model
-and its optimiser as tensors.
+"""Write and read checkpoints, and convert the state of a model and its optimiser to tensors.
 
-RUN/checkpoints/step-00000120/tensors.safetensors    weights, buffers, moments of the optimiser, averages
-RUN/checkpoints/step-00000120/tensors/               the same, from processes with a part each: a file of each process
-RUN/checkpoints/step-00000120/state.json             the step, the best so far, checksums of all files
-RUN/checkpoints/best.json                            which step had the best validation loss
+Checkpoints are safetensors and JSON, written atomically, verified before use and never unpickled.
+
+RUN/checkpoints/step-00000120/tensors.safetensors    weights, buffers, moments of the optimiser, averaged weights
+RUN/checkpoints/step-00000120/tensors/               the same if processes divide the weights: one file per process
+RUN/checkpoints/step-00000120/state.json             the step, the best loss so far, checksums of all files
+RUN/checkpoints/best.json                            the step with the best validation loss
 """
 
 import contextlib
@@ -26,48 +27,49 @@ from hetxl_train.distributed import START, World
 from hetxl_train.parallel import divided_like, load_state
 
 FORMAT = 1
-NUMBERS, GROUPS = "optimizer_numbers", "optimizer_groups"  # state that is not in tensors
+NUMBERS, GROUPS = "optimizer_numbers", "optimizer_groups"  # optimiser state that is not stored as tensors
 TENSORS, PARTS, STATE, BEST = "tensors.safetensors", "tensors", "state.json", "best.json"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says why."""
+    """Raised for a checkpoint that cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a run needs to resume bit-exactly."""
 
-    step: int  # steps done
+    step: int  # number of steps done
     tensors: dict[str, Tensor]
-    state: dict[str, Any]  # for JSON
+    state: dict[str, Any]  # as JSON
 
 
 class Identity(Protocol):
-    """What tells one run from another."""
+    """Values that identify a run."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the identity as JSON values."""
         ...
 
     def difference(self, stored: Any) -> str | None:
-        """Say how the identity in a checkpoint differs from this one; None if it does not."""
+        """Describe how the identity in a checkpoint differs from this one; None if it does not."""
         ...
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last few, and the best. The directory is created when the first is written.
+    """Store the last few checkpoints of a run and the best one. The first write creates the directory.
 
-    With an identity they carry it, and one that carries another is refused.
+    If an identity is passed, checkpoints store it, and a checkpoint with another identity is refused.
 
     Attributes:
-        divided: parameters by name of which this process has a part: of these and their moments it reads its part.
+        divided: parameters, by name, of which this process holds a part; it reads only its part of them and of their
+            moments.
     """
 
     def __init__(self, directory: Path, keep: int = 2, identity: Identity | None = None):
         self.directory, self.keep, self.identity = directory, keep, identity
         self.divided: Mapping[str, DTensor] = {}
-        self._group: Any = None  # of the processes that write parts
+        self._group: Any = None  # the process group that writes parts
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending."""
@@ -82,7 +84,7 @@ class Checkpoints:
         return None
 
     def _marked(self) -> int | None:
-        """Return the step that is marked as the best; a CheckpointError says that the mark is damaged."""
+        """Return the step marked as the best; raise a CheckpointError if the mark is damaged."""
         try:
             step = read_json(self.directory / BEST, dict)["step"]
         except FileNotFoundError:
@@ -92,9 +94,9 @@ class Checkpoints:
         return step if step in self.steps() else None
 
     def save(self, checkpoint: Checkpoint, world: World | None = None) -> None:
-        """Write a checkpoint in the main process of `world`, and remove old ones; all processes call this.
+        """Write a checkpoint and remove old ones; all processes of `world` call this, and the main process writes.
 
-        Tensors that are divided are written by every process, its part of each.
+        Every process writes its parts of divided tensors.
         """
         world = world or World(torch.device("cpu"))
         world.on_main(self._remove_leftovers)
@@ -105,19 +107,19 @@ class Checkpoints:
         world.on_main(lambda: self._write(checkpoint, parts, checksums))
 
     def _remove_leftovers(self) -> None:
-        """Remove what a process left that was killed while it wrote."""
+        """Remove the partial files of a process that was killed while it wrote."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob(".step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _write_parts(self, directory: Path, tensors: dict[str, Tensor], world: World) -> dict[str, str]:
         """Write the parts of all processes as safetensors; return the checksum of each file in the main process."""
-        from torch.distributed import checkpoint as dcp  # imports much that other runs do not need
+        from torch.distributed import checkpoint as dcp  # a large import that other runs do not need
 
-        # Writing may take long: its collectives are those of a group without a short time-out.
+        # Writing can take long, so its collectives use a group without a short time-out.
         self._group = self._group or dist.new_group(backend="gloo", timeout=START)
         writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
-        # What every process has is the main process's, such as the statistics of batch norms.
+        # The main process writes tensors that are equal in all processes, such as the statistics of batch norms.
         own = {name: value for name, value in tensors.items() if world.is_main or isinstance(value, DTensor)}
         dcp.save(own, storage_writer=writer, process_group=self._group)
         names = sorted(path.name for path in directory.iterdir())
@@ -125,7 +127,7 @@ class Checkpoints:
         return {name: checksum for some in checksums for name, checksum in some.items()}
 
     def _write(self, checkpoint: Checkpoint, parts: Path, checksums: dict[str, str]) -> None:
-        """Write a checkpoint whose tensors are in `parts` already if these have checksums."""
+        """Write a checkpoint. If there are `checksums`, its tensors are already in `parts`."""
         with whole_directory(self._path(checkpoint.step)) as temporary:
             state = {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}
             if self.identity is not None:
@@ -140,7 +142,7 @@ class Checkpoints:
         self._remove_old()
 
     def update(self, step: int, state: dict[str, Any], best: bool) -> None:
-        """Replace entries of a checkpoint's state, mark it if it is the best, and remove old ones."""
+        """Replace entries of a checkpoint's state, mark the checkpoint if it is the best, and remove old ones."""
         path = self._path(step) / STATE
         stored = {**read_json(path, dict), **state}
         if best:
@@ -155,7 +157,7 @@ class Checkpoints:
                 shutil.rmtree(self._path(step))
 
     def load(self, step: int) -> Checkpoint:
-        """Read and check one checkpoint; a CheckpointError says what is wrong with it."""
+        """Read and verify one checkpoint; raise a CheckpointError if it cannot be used."""
         path = self._path(step)
         changed = "was changed or cut short; its checksum does not match"
         try:
@@ -191,7 +193,7 @@ class Checkpoints:
         return Checkpoint(step, tensors, state)
 
     def _read_parts(self, path: Path, names: Iterable[str]) -> dict[str, Tensor]:
-        """Read the tensors of files: of those that are divided the part of this process, of others all."""
+        """Read tensors from files: this process's part of divided tensors, and other tensors in full."""
         from torch.distributed import checkpoint as dcp
 
         reader = dcp.HuggingFaceStorageReader(str((path / next(iter(names))).parent))
@@ -202,17 +204,17 @@ class Checkpoints:
             if like is not None and like.shape == tensors[name].shape:
                 tensors[name] = torch.empty_like(like, dtype=tensors[name].dtype)
         with warnings.catch_warnings():
-            # Each process reads by itself, without waiting for others: torch warns that it takes this for intended.
+            # Each process reads independently, as intended; torch warns that it assumes so.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             dcp.load(tensors, storage_reader=reader, no_dist=True)
         return tensors
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint that is whole, and what was wrong with newer ones."""
+        """Return the newest valid checkpoint, and the errors of newer ones."""
         return self._first_whole(self.steps()[::-1])
 
     def best(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the best checkpoint if it is whole, otherwise the newest that is, and what was wrong."""
+        """Return the best checkpoint if it is valid, otherwise the newest valid one, and the errors of damaged ones."""
         try:
             best, damaged = self._marked(), []
         except CheckpointError as error:
@@ -230,7 +232,7 @@ class Checkpoints:
         return None, refused
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints newer than a step: they were refused, and the run resumes from there."""
+        """Remove checkpoints newer than a step: they were refused, and the run resumes from that step."""
         for newer in self.steps():
             if newer > step:
                 shutil.rmtree(self._path(newer))
@@ -243,7 +245,7 @@ class Checkpoints:
 
 
 def tensors_of(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights and the state of an optimiser, whose groups have "names", under their names in a checkpoint."""
+    """Return weights and optimiser state by their names in a checkpoint; the optimiser's groups must have "names"."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in _named(optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -251,7 +253,7 @@ def tensors_of(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor
                 prefix = "optimizer" if isinstance(value, Tensor) else NUMBERS
                 tensors[f"{prefix}.{key}.{name}"] = _as_tensor(value)
     for index, group in enumerate(optimizer.param_groups):
-        if "step" in group:  # some count steps by group
+        if "step" in group:  # some optimisers count steps per group
             tensors[f"{GROUPS}.step.{index}"] = _as_tensor(group["step"])
     return tensors
 
@@ -263,7 +265,7 @@ def _as_tensor(value: Tensor | float) -> Tensor:
 
 
 ADAMW = frozenset(("step", "exp_avg", "exp_avg_sq"))
-"""What AdamW knows of each parameter."""
+"""AdamW's state of each parameter."""
 
 
 def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
@@ -279,25 +281,25 @@ def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
     names = list(parameters)
     if by_name and (differing := set(names) ^ set(by_name)):
         raise KeyError(min(differing))
-    if isinstance(optimizer, optim.AdamW):  # others would fail in their own way, or reset moments
+    if isinstance(optimizer, optim.AdamW):  # the state of other optimisers is unknown, so torch checks that
         for name, state in by_name.items():
             for key in ADAMW.difference(state):
                 raise KeyError(f"optimizer.{key}.{name}")
     groups = optimizer.state_dict()["param_groups"]
     for stored, value in _with_prefix(checkpoint.tensors, f"{GROUPS}.step.").items():
         groups[int(stored)]["step"] = value.item()
-    # torch's own: it knows on which device a step is counted.
+    # Load through torch, which knows on which device to count the steps.
     state = {index: by_name[name] for index, name in enumerate(names) if name in by_name}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, averaged: bool = False) -> None:
-    """Load a checkpoint's weights into a model; if asked for, the averaged ones that it has."""
+    """Load a checkpoint's weights into a model; with `averaged`, use averaged weights where it has them."""
     load_state(model, weights_of(checkpoint, averaged))
 
 
 def weights_of(checkpoint: Checkpoint, averaged: bool = False) -> dict[str, Tensor]:
-    """Return a checkpoint's weights; if asked for, the averaged ones that it has."""
+    """Return a checkpoint's weights; with `averaged`, use averaged weights where it has them."""
     state = _with_prefix(checkpoint.tensors, "model.")
     if averaged:
         averages = _with_prefix(checkpoint.tensors, "average.")

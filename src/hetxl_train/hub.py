@@ -1,7 +1,7 @@
-"""Runs by the conventions of the Hugging Face hub: saved to a directory with a model card, loaded, and pushed.
+"""Save, load and push runs by the conventions of the Hugging Face hub, with a model card.
 
-A saved run holds what prediction needs. It leaves out what may show the data: examples, records, the log, checkpoints,
-the fingerprint of the inputs, names of files that could not be read, and directories in the options.
+A saved run holds what prediction needs. It leaves out what may reveal the data: examples, records, the log,
+checkpoints, the fingerprint of the inputs, names of files that could not be read, and directories in the options.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from hetxl_train.report.card import model_card
 from hetxl_train.runs import WEIGHTS, Trained, load_run
 
 COPIED = (WEIGHTS, "confusions.json", "curves.json", FILE)
-"""Files that are published as they are, if a run has them; the others are without `PRIVATE`."""
+"""Files that are published unchanged, if a run has them; other files are published without `PRIVATE`."""
 PRIVATE = {"model.json": ("data",), "result.json": ("broken",)}
-"""Entries that are left out: fingerprints of the inputs, and names of files."""
+"""Entries that are not published: fingerprints of the inputs, and names of files."""
 
 
 def save_pretrained(run: str | Path, directory: str | Path, *, license: str | None = None) -> None:
-    """Write a finished run to a directory: what prediction needs, its head alone where a file can hold it, and a card.
+    """Write a finished run to a directory: files for prediction, the head alone if it can be saved, and a model card.
 
     Args:
         directory: created if missing; other files in it do not change.
-        license: identifier of a license for the card, such as "apache-2.0".
+        license: identifier of the license in the card, such as "apache-2.0".
     """
     trained, target = load_run(run), Path(directory)
     source = trained.run.path
@@ -52,7 +52,7 @@ def save_pretrained(run: str | Path, directory: str | Path, *, license: str | No
     if isinstance(trained.model.head, Head):
         try:
             save_head(trained.model.head, target / hub.HEAD, class_names=trained.class_names)
-        except TypeError:  # a head that only code can describe; the run has its weights
+        except TypeError:  # only code can build this head; the run has its weights
             (target / hub.HEAD).unlink(missing_ok=True)
     write_bytes(target / hub.CARD, card.encode())
 
@@ -64,17 +64,17 @@ def from_pretrained(
     device: torch.device | str = "cpu",
     console: Console | None = None,
 ) -> Trained:
-    """Return the trained classifier of a directory, or of a repository of the hub ("owner/name"), to predict with."""
+    """Load a trained classifier from a directory or from a repository of the hub ("owner/name")."""
     return load_run(hub.local_directory(name, revision), device, console)
 
 
 def push_to_hub(run: str | Path, name: str, *, private: bool | None = None, license: str | None = None) -> str:
-    """Save a finished run to a repository of the hub, created if missing, and return its address.
+    """Push a finished run to a repository of the hub, created if missing; return its address.
 
     Args:
-        name: "owner/repository"; or a path that begins with "/", "./", "../" or "~", which is written instead.
-        private: of a new repository.
-        license: as for `save_pretrained`.
+        name: "owner/repository"; or a path that begins with "/", "./", "../" or "~", to write a directory instead.
+        private: whether a new repository is private.
+        license: as in `save_pretrained`.
     """
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(run, folder, license=license)
@@ -82,7 +82,7 @@ def push_to_hub(run: str | Path, name: str, *, private: bool | None = None, lice
 
 
 def _public(config: Any) -> Any:
-    """Return a configuration whose paths are reduced to their last part, and without the run's own directory."""
+    """Return a configuration with only the last part of each path, and without the run's own directory."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     paths = {key: Path(value).name for key, value in values.items() if isinstance(value, str) and _is_local(value)}
     return dataclasses.replace(config, **paths | {"out": None})

@@ -1,5 +1,8 @@
-"""The training loop, for any task. Its state after a step is a function of the configuration, the data and the state
-before it: all randomness is seeded by the step, so an interrupted run resumes bit-exactly."""
+"""The training loop of every task.
+
+The state after a step depends only on the configuration, the data and the state before the step: the step seeds all
+randomness. An interrupted run therefore resumes bit-exactly.
+"""
 
 import contextlib
 import math
@@ -24,22 +27,22 @@ from hetxl_train.tasks import Task
 
 @dataclass
 class Progress:
-    """The state of a run beside its weights."""
+    """The state of a run, apart from its weights."""
 
-    step: int = 0  # steps done
-    seconds: float = 0.0  # spent in them
+    step: int = 0  # number of steps done
+    seconds: float = 0.0  # time spent in these steps
     validation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
-    loss_sum: float = 0.0  # of the steps since the last line of the log
+    loss_sum: float = 0.0  # sum over the steps since the last line of the log
     loss_count: int = 0  # number of these steps
-    evaluated: int = 0  # steps before the last evaluation
+    evaluated: int = 0  # step of the last evaluation
     best_nll: float | None = None  # lowest validation loss; None before the first evaluation
-    since_best: int = 0  # evaluations since then
-    stopped: bool = False  # whether the run ended early
+    since_best: int = 0  # number of evaluations since the best one
+    stopped: bool = False  # whether the run stopped early
 
 
 class Trainer:
-    """Train the model of a task; `unreadable` counts examples that cannot be read."""
+    """Train the model of a task; `unreadable` counts the examples that cannot be read."""
 
     def __init__(
         self, task: Task, checkpoints: Checkpoints, console: Console, unreadable: UnreadableExamples,
@@ -50,7 +53,7 @@ class Trainer:
         self.progress = Progress()
         config, world = self.config, self.world
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "float16")
-        self.data = world.replicas  # processes that see other rows
+        self.data = world.replicas  # the processes that divide the rows of a batch
         self.parts = Parts(config.batch_size, config.accumulate, self.data.rank, self.data.processes)
         self.parallel = strategy(config.data_parallel, world) if parallel is None else parallel
         self.parallel.divide(self.model)
@@ -61,27 +64,27 @@ class Trainer:
         self.optimizer = optimizer_over(task.parameter_groups(), config.optim)
         self.average = moving_average(self.model, config.ema) if config.ema else None
         task.start(self.optimizer, self.parts)
-        # Summed losses become the mean over the batch; processes average their gradients, parts add theirs.
+        # The divisor turns summed losses into the mean over the batch. Processes average gradients; parts add them.
         self.divisor = task.examples or self.data.processes
         self.called = self.parallel.wrap(self.model)
 
     def train(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> Progress:
         """Train to the last step.
 
-        Only the main process has a log; `validate` is called in all processes, with the averaged weights if any, and
-        returns the same metrics in each.
+        Only the main process has a log. All processes call `validate`, with the averaged weights if there are any; it
+        returns the same metrics in each process.
         """
         config, progress, steps = self.config, self.progress, self.task.steps
         evaluate_every = config.evaluate_every or max(1, -(-steps // self.task.evaluations))
         checkpoint_every = config.checkpoint_every or evaluate_every
         feed = self.feed()
         bar = self.console.bar(config.head.upper(), steps, progress.step)
-        # The loss is summed where it is computed: reading it at every step would wait for the device.
+        # The sum of the losses stays on the device: reading it at every step would block on the device.
         loss_sum = self._double(progress.loss_sum)
         with bar, torch.random.fork_rng(devices=[]):
             self.model.train()
             if progress.step > progress.evaluated and (progress.step == steps or progress.step % evaluate_every == 0):
-                self._evaluate(log, validate)  # the run was stopped between a checkpoint and its evaluation
+                self._evaluate(log, validate)  # the run was interrupted between a checkpoint and its evaluation
             while progress.step < steps and not progress.stopped:
                 begin, loss = time.perf_counter(), math.nan
                 loss_sum += self.take_step(progress.step, feed)
@@ -98,24 +101,24 @@ class Trainer:
                     loss_sum.zero_()
                     progress.loss_count = 0
                 if evaluated or progress.step % checkpoint_every == 0:
-                    self._save(loss_sum)  # before the evaluation, which takes long and may be interrupted
+                    self._save(loss_sum)  # before the evaluation, which is slow and may be interrupted
                 if evaluated:
                     self._evaluate(log, validate)
         return progress
 
     def _double(self, value: float) -> Tensor:
-        """Return a number on the device, in double precision where the device has it."""
+        """Return a scalar tensor on the device, in double precision if the device supports it."""
         dtype = torch.float32 if self.world.device.type == "mps" else torch.float64
         return torch.full((), value, dtype=dtype, device=self.world.device)
 
     def feed(self) -> Feed:
-        """Return the batches of the steps that are left, with their labels."""
+        """Return the batches of the remaining steps, with their labels."""
         task = self.task
         pin = self.config.pin_memory and self.world.device.type == "cuda"
         return batches(task.split, task.order, self.parts, self.progress.step, task.steps, self.config.workers, pin)
 
     def take_step(self, step: int, feed: Feed) -> Tensor:
-        """Take one step of the optimiser; return this process's share of the mean loss."""
+        """Take one optimiser step; return this process's share of the mean loss."""
         config, task, processes = self.config, self.task, self.data.processes
         set_learning_rate(self.optimizer, learning_rate_at(step, task.steps, config.optim))
         self.optimizer.zero_grad(set_to_none=True)
@@ -147,15 +150,15 @@ class Trainer:
         return total / self.divisor
 
     def _correct_for_missing(self, read: int, examples: int) -> None:
-        """Make gradients those of the mean over the examples that could be read."""
+        """Rescale the gradients to the mean over the examples that could be read."""
         total = self.data.sum(torch.full((), float(read), device=self.world.device)).clamp_(min=1)
-        # The factor stays on the device, nearly always exactly 1: a look at it would wait for the step.
+        # The factor is nearly always exactly 1. It stays on the device: reading it would block until the step is done.
         for parameter in self.trained:
             if parameter.grad is not None:
                 local(parameter.grad).mul_((examples / total).to(parameter.grad.dtype))
 
     def _finite(self, loss: float) -> float:
-        """Return a finite loss; raise an error that says what to change otherwise."""
+        """Return the loss if it is finite; otherwise raise an error that says what to change."""
         if math.isfinite(loss):
             return loss
         config, steps = self.config, self.checkpoints.steps()
@@ -166,7 +169,7 @@ class Trainer:
         )
 
     def _log(self, log: Log | None, loss: float) -> str:
-        """Write a line of the log; return the text beside the progress bar."""
+        """Write a line to the log; return the text beside the progress bar."""
         progress, status = self.progress, self.task.status()
         examples = progress.step * self.config.batch_size
         speed = examples / max(progress.seconds, 1e-9)
@@ -185,7 +188,7 @@ class Trainer:
         return "  ".join([*values, f"{speed:,.0f} examples/s"])
 
     def _evaluate(self, log: Log | None, validate: Callable[[], dict[str, Any]]) -> None:
-        """Evaluate, note the outcome in the step's checkpoint, and set `stopped` when patience is at its end."""
+        """Evaluate, record the outcome in the step's checkpoint, and set `stopped` when the patience is exhausted."""
         progress, monitor, begin = self.progress, self.task.monitor, time.perf_counter()
         self.model.eval()
         with self.averaged(), self.parallel.gathered(self.model):
@@ -210,7 +213,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the model has its averaged weights, if there are any."""
+        """Swap in the averaged weights, if there are any, within the context."""
         if self.average is None:
             yield
             return
@@ -228,7 +231,7 @@ class Trainer:
         tensors = tensors_of(self.model, self.optimizer) | {
             f"average.{name}": value for name, value in self._averages()
         }
-        # The generators are seeded by the step: the step is their state.
+        # The step seeds the generators, so their state need not be saved.
         state: dict[str, Any] = {"progress": vars(progress).copy(), "seed": self.config.seed}
         state |= {"parts": [self.parts.processes, self.parts.accumulate], "loss_sums": sums}
         state |= {"class_shards": self.world.class_shards}
@@ -248,7 +251,7 @@ class Trainer:
             load_weights(self.model, checkpoint)
             load_moments(self.optimizer, checkpoint)
             if self.average is not None:
-                _copy_parameters(self.average.module, list(self.model.parameters()))  # those that are frozen
+                _copy_parameters(self.average.module, list(self.model.parameters()))  # for the frozen parameters
                 for name, value in self._averages():
                     value.detach().copy_(checkpoint.tensors[f"average.{name}"])
                 self.average.n_averaged.fill_(checkpoint.step + 1)
@@ -261,7 +264,7 @@ class Trainer:
             if not all(value is None or isinstance(value, int | float) for value in numbers):
                 raise TypeError("its progress is not in numbers")
             self.scaler.load_state_dict(checkpoint.state["scaler"])
-            if self.world.is_main and "unreadable" in checkpoint.state:  # a limit that was reached is reached again
+            if self.world.is_main and "unreadable" in checkpoint.state:  # the limit applies to the whole run
                 self.unreadable.restore(checkpoint.state["unreadable"])
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(str(error).split())
@@ -276,18 +279,18 @@ class Trainer:
 def moving_average(model: nn.Module, decay: float) -> AveragedModel:
     """Return an average of weights: average ← decay · average + (1 − decay) · weights after every step.
 
-    The decay is smaller in the first steps, (1 + t) / (10 + t), so that the start is forgotten.
+    In the first steps t the decay is at most (1 + t) / (10 + t), so that the initial weights lose their influence.
     """
 
     def update(averages: list[Tensor], weights: list[Tensor], count: Tensor | int) -> None:
-        # On the CPU: the count that torch hands over was copied to the device, and reading it would wait for that.
+        # torch passes a copy of the count on the device, and reading that would block; `n_averaged` is on the CPU.
         step = int(average.n_averaged) - 1
         share = 1 - min(decay, (1 + step) / (10 + step))
         for own, weight in zip(averages, weights, strict=True):
             own.lerp_(weight, share)
 
     average = AveragedModel(model, multi_avg_fn=update)  # pyright: ignore[reportArgumentType]
-    average.n_averaged.fill_(1)  # the initial weights count: torch would take the first ones as they are
+    average.n_averaged.fill_(1)  # include the initial weights; at 0, torch would copy the weights of the first step
     return average
 
 

@@ -1,4 +1,4 @@
-"""`hetxl predict`: a trained run on new inputs, written to a file as it goes."""
+"""Predict new inputs with a trained run, and write the predictions to a file batch by batch: `hetxl predict`."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ from hetxl_train.runs import Trained, load_run
 FORMATS = (".csv", ".jsonl", ".parquet")
 DOUBT = ("entropy", "from_noise", "confused_with", "correlation")
 GUARANTEED = ("set_size", "set", "answer")
-"""Columns of a calibrated run: its prediction set, and the class it answers with, empty if it is not sure enough."""
+"""Columns of a calibrated run: its prediction set, and its answer, which is empty if the confidence is too low."""
 
 
 def predict(
@@ -40,16 +40,16 @@ def predict(
     target: str = "observed", coverage: float | None = None, risk: float | None = None, seed: int = 0,
     workers: int = 2, device: str = "auto", skip_invalid: bool = False, console: Console | None = None,
 ) -> int:  # fmt: skip
-    """Write the top classes of every input, with probabilities and where the doubt comes from; return how many inputs.
+    """Write the top classes of every input, with probabilities and sources of uncertainty; return the number of inputs.
 
     Args:
-        inputs: data of any form of `hetxl_train.data.read`, of the kind that the run was trained on.
-        out: .csv, .jsonl or .parquet.
-        method: of `head.predict`, as are the target, the seed and S, by default the run's `eval_samples`.
-        coverage: adds prediction sets; that of `hetxl calibrate`.
-        risk: adds the answer where it is safe enough; that of `hetxl calibrate`.
-        skip_invalid: leave the rows of inputs empty whose features or probabilities are NaN or infinite; otherwise they
-            are an error that names them.
+        inputs: data in any form of `hetxl_train.data.read`, of the kind that the run was trained on.
+        out: a .csv, .jsonl or .parquet file.
+        method: as in `head.predict`, like `target`, `seed` and `num_samples` [default: the run's `eval_samples`].
+        coverage: add prediction sets; must be the coverage of `hetxl calibrate`.
+        risk: add answers where the confidence is high enough; must be the risk of `hetxl calibrate`.
+        skip_invalid: leave rows empty whose features or probabilities are NaN or infinite; otherwise raise an error
+            that names the rows.
     """
     console = console or Console()
     out = Path(out)
@@ -78,14 +78,14 @@ def predict(
 
 
 class Predictor:
-    """A trained run that answers for new inputs; the arguments are those of `predict`."""
+    """Predict new inputs with a trained run; the arguments are those of `predict`."""
 
     def __init__(
         self, run: str | Path, *, top_k: int = 5, method: str = "mc", num_samples: int | None = None,
         target: str = "observed", coverage: float | None = None, risk: float | None = None, seed: int = 0,
         device: str = "auto", skip_invalid: bool = False, console: Console | None = None,
     ):  # fmt: skip
-        self.skip_invalid, self.invalid = skip_invalid, 0  # and how many inputs were not valid so far
+        self.skip_invalid, self.invalid = skip_invalid, 0  # `invalid` counts the invalid inputs so far
         integer_at_least("top_k", top_k, 1)
         self.trained = load_run(run, find_device(device), console or Console())
         self.calibration = _calibration(self.trained, coverage, risk)
@@ -99,7 +99,7 @@ class Predictor:
 
     @cached_property
     def encode(self) -> Callable[[Sequence[str]], torch.Tensor] | None:
-        """What makes inputs of texts, [n, L]; None for a run that takes none."""
+        """The function that encodes texts as inputs [n, L]; None for a run that takes no texts."""
         spec, config = self.trained.spec, self.trained.run.config
         if spec.kind == "tokens":
             cut = text_tokens if split_spec(config.data)[0] == "pycode" else str.split
@@ -107,9 +107,10 @@ class Predictor:
         return tokenizer_of(config) if spec.kind == "text" else None
 
     def records(self, features: torch.Tensor, rows: np.ndarray, sources: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Return what is known of inputs by their features [b, D], with prediction sets and answers if calibrated.
+        """Return a record for each input by its features [b, D], with prediction sets and answers if calibrated.
 
-        Features or probabilities that are NaN or infinite are an error that names the rows, or give empty records.
+        If features or probabilities are NaN or infinite, raise an error that names the rows, or with `skip_invalid`
+        return empty records for them.
         """
         head: Any = self.trained.model.head
         valid = torch.isfinite(features).reshape(len(rows), -1).all(-1)
@@ -125,7 +126,7 @@ class Predictor:
         return records
 
     def _leave_out(self, records: list[dict[str, Any]], rows: np.ndarray, valid: np.ndarray) -> None:
-        """Empty the records [b] of rows that are not valid, in place, or raise."""
+        """Empty the records [b] of invalid rows in place; raise without `skip_invalid`."""
         invalid = rows[~valid]
         if not self.skip_invalid:
             some = ", ".join(map(str, invalid[:5])) + (", …" if len(invalid) > 5 else "")
@@ -145,9 +146,9 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield one record for each input.
 
-    `entropy` is that of the averaged probabilities in nats, `from_noise` the part of it that the noise explains, and
-    `confused_with` the class besides the first that the input is taken for: the most probable one, with `correlation`
-    of the two logits.
+    `entropy` is the entropy of the averaged probabilities in nats, and `from_noise` the part of it that the noise
+    explains. `confused_with` is the second most probable class, and `correlation` the correlation of its logit with
+    that of the first class.
     """
     classes, probs = prediction.classes.tolist(), prediction.probs.tolist()
     entropy, noise = prediction.entropy.tolist(), prediction.mutual_information.tolist()
@@ -158,7 +159,7 @@ def rows_of(
         top = [(names[label], round(p, 6)) for label, p in zip(classes[index], probs[index], strict=True)]
         yield {
             "row": int(row),
-            # What UTF-8 has no bytes for, as in a path of another encoding, is escaped.
+            # Escape characters that UTF-8 cannot encode, such as those of a path in another encoding.
             "source": source and source.encode("utf-8", "backslashreplace").decode(),
             "top": top,
             "entropy": _rounded(entropy[index], 5),
@@ -169,14 +170,14 @@ def rows_of(
 
 
 def _rounded(value: float, digits: int) -> float | None:
-    """Return a number for a file; None if it is not finite, such as the correlation of logits that overflow."""
+    """Return a rounded number; None if it is not finite, such as the correlation of logits that overflow."""
     return round(value, digits) if math.isfinite(value) else None
 
 
 def _calibration(trained: Trained, coverage: float | None, risk: float | None) -> Calibration | None:
-    """Return the calibration of a run if it is for this coverage and risk; None if neither is requested.
+    """Return the calibration of a run, None if neither coverage nor risk is requested; raise if they differ from it.
 
-    Thresholds of several labels are used wherever a run has them.
+    A multi-label run with a calibration always uses its thresholds.
     """
     run = trained.run.path
     if coverage is None and risk is None:
@@ -197,7 +198,7 @@ def _guarantee(
     records: list[dict[str, Any]], calibration: Calibration, prediction: Prediction, names: Sequence[str],
     uniform: torch.Generator,
 ) -> None:  # fmt: skip
-    """Add prediction sets and answers to records in place; `prediction` is over all classes for sets."""
+    """Add prediction sets and answers to records in place; for sets, `prediction` must cover all classes."""
     for record in records:
         sure = calibration.confidence is not None and record["top"][0][1] >= calibration.confidence
         record |= dict.fromkeys(GUARANTEED) | {"answer": record["top"][0][0] if calibration.risk and sure else None}
@@ -213,7 +214,7 @@ def _guarantee(
 
 @contextmanager
 def _writing(path: Path, top_k: int, guaranteed: bool) -> Iterator[Callable[[list[dict[str, Any]]], object]]:
-    """Yield a function that adds records to a file, which gets its name when it is whole."""
+    """Yield a function that appends records to a file; the file gets its name when it is complete."""
     keys = ("row", "source", *DOUBT, *(GUARANTEED if guaranteed else ()))
     columns = list(_flat({"top": [("", 0.0)] * top_k} | dict.fromkeys(keys)))
     if path.suffix == ".parquet":

@@ -30,10 +30,10 @@ from hetxl_train.tasks.classification import result_of, write_evaluation
 SCALED, SCALED_XL = "DET + temperature scaling", "HET-XL + scaling"
 CLEAN, CLEAN_XL = "DET, clean labels", "HET-XL, clean labels"
 CLEANABLE = {"det": CLEAN, "het-xl": CLEAN_XL}
-"""Heads that comparisons also show as they predict the class and not the label that would be given, where training
-labels are known or estimated to be wrong, and their names in tables."""
+"""Heads for which comparisons also show predictions of the true class instead of the observed label, where training
+labels are known or estimated to be wrong; and the names of these predictions in tables."""
 SCALABLE = {"det": SCALED, "het-xl": SCALED_XL}
-"""Heads that comparisons also show rescaled, and their names in tables."""
+"""Heads that comparisons also show rescaled, and the names of the rescaled heads in tables."""
 
 
 def rescale(
@@ -41,16 +41,16 @@ def rescale(
     noise: bool = True, clean: bool = False, fitted_to: Split | None = None, source: str | None = None,
     device: str = "cpu",
 ) -> None:  # fmt: skip
-    """Rescale a head to labels that it was not trained on, as a run of its own: τ (Guo et al.) and the noise scale.
+    """Fit τ (Guo et al.) and the noise scale of a head to labels that it was not trained on; save a new run.
 
     Args:
-        run: finished, on the dataset.
-        directory: directory of the new run; a finished one does not change.
-        label: name in tables; that of the head by default.
-        noise: whether the noise scale is fitted too, if there is noise; otherwise τ alone.
-        clean: fit nothing, but take the share of the noise that `head.predict(target="clean")` does.
-        fitted_to: the examples to fit to; by default the validation split, or else that of training.
-        source: of `fitted_to`, for result.json.
+        run: a finished run on the dataset.
+        directory: directory of the new run; a finished run there does not change.
+        label: name in tables; by default that of the head.
+        noise: whether to fit the noise scale too, if the head has noise; otherwise fit only τ.
+        clean: fit nothing, but scale the noise like `head.predict(target="clean")`.
+        fitted_to: the examples to fit to; by default the validation split, or without one the training split.
+        source: name of `fitted_to` in result.json.
     """
     if (directory / "result.json").exists():
         return
@@ -61,7 +61,7 @@ def rescale(
         model.head.flip_rate = 0.0
     else:
         if fitted_to is not None:
-            model.head.flip_rate = 0.0  # labels that are trusted
+            model.head.flip_rate = 0.0  # these labels are trusted
         scales = _fit(trained, own if fitted_to is None else fitted_to, noise)
     model.head.temperature, model.head.noise_scale = FixedTemperature(scales.temperature), scales.noise
     config = dataclasses.replace(
@@ -78,13 +78,13 @@ def write_derived(
     run: Run[TrainConfig], config: TrainConfig, model: Model, dataset: Dataset, label: str, *, method: str = "mc",
     about: Mapping[str, Any] | None = None, **facts: Any,
 ) -> str:  # fmt: skip
-    """Evaluate and save a model that was derived from a finished run, as a run of its own; return its NLL in words.
+    """Evaluate a model derived from a finished run and save it as a new run; return its NLL as text.
 
     Args:
-        config: of the new run, with its directory.
-        method: of predictions.
-        about: how the model differs from that of the run, for model.json.
-        facts: for result.json.
+        config: configuration of the new run, with its directory.
+        method: how to predict, as in `head.predict`.
+        about: entries of model.json that differ from those of the run.
+        facts: additional entries of result.json.
     """
     with owned(Path(str(config.out))) as directory:
         return _write_derived(start_run(config, directory), run, model, dataset, label, method, about or {}, facts)
@@ -120,7 +120,7 @@ def _write_derived(
 
 
 def held_out_features(trained: Trained, split: Split) -> tuple[tuple[Tensor, ...], Tensor | LabelLists]:
-    """Return features, batches [b, D], and labels of at most as many examples as evaluations during the run take."""
+    """Return batches of features [b, D] and the labels, of at most as many examples as validation in the run uses."""
     rows = some_rows(np.arange(len(split)), trained.run.config.evaluation_examples or len(split))
     features, read = zip(*trained.features(split, rows), strict=True)
     return features, split.labels.take(np.concatenate(read))
@@ -141,9 +141,9 @@ def rescale_run(
     """Rescale a finished run to its validation split or to other labels, as a new run (`hetxl rescale`).
 
     Args:
-        out: directory of the new run [default: that of the run with the suffix "-scaled"].
-        validation: other data with labels to fit to, all of it or its validation split; None for the run's own.
-        noise: whether the noise scale is fitted too.
+        out: directory of the new run [default: the directory of the run with the suffix "-scaled"].
+        validation: other labelled data to fit to (its validation split, or else all of it); None for the run's own.
+        noise: whether to fit the noise scale too.
     """
     run, directory = open_finished(path, out, "scaled")
     trained = load_run(run.path)
@@ -157,9 +157,11 @@ def rescale_run(
 
 
 def open_finished(path: Path | str, out: Path | str | None, suffix: str) -> tuple[Run[TrainConfig], Path]:
-    """Return a finished run and the directory of one to be derived from it, by default with a suffix behind its name;
-    that must not be finished."""
-    run = open_run(Path(path).resolve())  # the name of "." is that of the directory
+    """Return a finished run and the directory of a new run derived from it, by default its name with a suffix.
+
+    Raise if the run is not finished, or the new one already is.
+    """
+    run = open_run(Path(path).resolve())  # resolved, so that "." has a name
     if not run.finished:
         raise ValueError(f"{run.path} has not ended; rerun the command that trained it first")
     directory = run.path.with_name(f"{run.path.name}-{suffix}") if out is None else Path(out)
@@ -169,7 +171,7 @@ def open_finished(path: Path | str, out: Path | str | None, suffix: str) -> tupl
 
 
 def rows_to_fit(trained: Trained, dataset: Dataset, data: str | None) -> Split:
-    """Return the rows to fit to that a run was not trained on: its validation split, or that or all of other data."""
+    """Return rows to fit to that a run was not trained on: its validation split, or one of other data."""
     splits = dataset.splits if data is None else data_for(trained, data).splits
     split = splits.get("validation", None if data is None else splits.get("test"))
     if split is None:

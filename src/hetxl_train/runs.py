@@ -1,11 +1,11 @@
-"""A run's directory: what is written there, and reading a trained model back from it.
+"""Create the directory of a run, and load the trained model from it.
 
-config.json        every option            model.json          how to build the model without its data
+config.json        all options             model.json          how to build the model without its data
 log.jsonl          losses and evaluations  checkpoints/        to resume from
 model.safetensors  the trained weights     result.json, examples.json
-curves.json, confusions.json, records/     of a classifier
-label_noise.npz, swaps.npz                 labels that were replaced, pairs that were swapped
-noise_free.*                               the head before its noise was switched on, which may be taken back
+curves.json, confusions.json, records/     only for classifiers
+label_noise.npz, swaps.npz                 replaced labels, swapped pairs
+noise_free.*                               the head before its noise was switched on, restored if that was better
 """
 
 import contextlib
@@ -40,42 +40,42 @@ from hetxl_train.owner import LOCK
 from hetxl_train.parallel import whole_on_main
 
 NOT_PART_OF_THE_RUN = ("out", "workers", "device", "tensorboard", "loggers", "keep", "log_every", "timeout")
-"""Options that may differ when a run is resumed: they change nothing in its result."""
+"""Options that may differ when a run is resumed, because they do not change its result."""
 HOW_IT_IS_CUT = ("accumulate", "class_shards")
-"""Options that may differ as well, as may the number of processes: the resumed run says what they change."""
+"""Options that may differ too, like the number of processes; the resumed run prints what they change."""
 BEGUN = ("log.jsonl", "checkpoints", "features", "embeddings", "model.safetensors", "result.json")
-"""What a run has, or some of it, once it has begun."""
+"""Files and directories of which a run has at least one once it has begun."""
 
 WEIGHTS, WEIGHTS_FORMAT = "model.safetensors", "hetxl-weights-1"
-"""The trained weights; files without a format are older and have no checksum."""
+"""The trained weights; files of older versions have neither format nor checksum."""
 
 RESTORE = "restore it or train again in another --out"
 
 BEFORE: dict[str, Any] = {"standardize": False, "noise_start": 0.0, "flip_rate": 0.0}
-"""What runs without these options in their config.json were trained with."""
+"""Values of options for runs whose config.json does not have them."""
 
 
 @dataclass(frozen=True)
 class Run(Generic[Config]):
-    """A directory and the configuration of what is in it."""
+    """The directory of a run and its configuration."""
 
     path: Path
     config: Config
 
     @property
     def finished(self) -> bool:
-        """Whether it has a result."""
+        """Whether the run has a result."""
         return (self.path / "result.json").exists()
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Its checkpoints."""
+        """The checkpoints of the run."""
         return Checkpoints(self.path / "checkpoints", self.config.keep)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A classifier that was read back, in evaluation mode."""
+    """A trained classifier, loaded from its run, in evaluation mode."""
 
     run: Run[TrainConfig]
     model: Model
@@ -87,7 +87,7 @@ class Trained:
     def features(
         self, split: Split, rows: np.ndarray, workers: int | None = None
     ) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Yield features [b, D] of rows of a split on the CPU, batch by batch, and which rows [b] could be read."""
+        """Yield features [b, D] on the CPU and the rows [b] that could be read, batch by batch."""
         workers = self.run.config.workers if workers is None else workers
         return feature_batches(self.model.backbone, split, rows, workers, self.model.device)
 
@@ -95,9 +95,10 @@ class Trained:
     def predictions(
         self, split: Split, rows: np.ndarray, seed: int, bar: Bar, workers: int | None = None
     ) -> Iterator[tuple[Tensor, Prediction, np.ndarray]]:
-        """Yield features [b, D], predictions over all classes, with noise of a seed, and which rows [b] they are of.
+        """Yield features [b, D], predictions over all classes, and the rows [b] that could be read.
 
-        They come in parts whose [b, K] probabilities fit into memory; the bar shows how many are done.
+        The seed determines the noise. Batches are split so that the [b, K] probabilities fit into memory. The bar
+        shows the number of finished rows.
         """
         device, done = self.model.device, 0
         generator = torch.Generator(device).manual_seed(seed)
@@ -112,14 +113,14 @@ class Trained:
 
 
 def default_directory(config: RunConfig) -> Path:
-    """Return runs/DATA-HEAD or runs/contrastive-DATA-HEAD, from the last part of the data's name."""
+    """Return runs/DATA-HEAD or runs/contrastive-DATA-HEAD, where DATA is the last part of the data's name."""
     name = Path(config.data.split(":")[0]).stem or "data"
     prefix = "contrastive-" if isinstance(config, ContrastiveConfig) else ""
     return Path("runs") / f"{prefix}{name}-{config.head}"
 
 
 def start_run(config: Config, directory: Path) -> Run[Config]:
-    """Create the directory of a run with its config.json, or check that a run there has the same configuration."""
+    """Create the directory of a run with its config.json; check the configuration if it already has a run."""
     if (directory / "config.json").exists():
         check_same(config, directory)
     elif directory.exists() and any(path.name != LOCK for path in directory.iterdir()):
@@ -130,9 +131,9 @@ def start_run(config: Config, directory: Path) -> Run[Config]:
 
 
 def check_same(config: Config, directory: Path) -> None:
-    """Raise unless the run in a directory has the same options, except those that change nothing.
+    """Raise if the run in a directory differs in an option that changes the result.
 
-    A run that ended before its first step, as one of options that do not go together, may have any.
+    A run that ended before its first step, for example because its options conflict, may have any options.
     """
     if not any((directory / name).exists() for name in BEGUN):
         return
@@ -148,8 +149,8 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Say in which options that change the result two runs differ, of those that both have; empty if in none."""
-    # Beside steps, epochs say nothing.
+    """Describe the differences of two runs in the options that both have; empty without differences."""
+    # The number of steps overrides the epochs.
     left_out = ("epochs",) if there.get("steps") is not None else ()
     differing = [
         f"{name} {there[name]!r} there, {value!r} here"
@@ -161,18 +162,18 @@ def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a checkpoint knows of its run: the options, with the seed, and the fingerprint of the data."""
+    """The identity of a run in its checkpoints: the options, including the seed, and the fingerprint of the data."""
 
     config: RunConfig
     data: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the identity as JSON values."""
         return {"options": _options(self.config), "data": self.data}
 
     def difference(self, stored: Any) -> str | None:
-        """Say how a stored identity differs; None if it does not."""
-        here = json.loads(json.dumps(self.as_dict()))  # as JSON gives it back: lists for tuples
+        """Describe how a stored identity differs; None if it does not."""
+        here = json.loads(json.dumps(self.as_dict()))  # tuples become lists, as in the stored identity
         try:
             differing = _differing(stored["options"], here["options"])
             return differing or changes(stored["data"], here["data"], tuple(here["data"]))
@@ -181,9 +182,9 @@ class RunIdentity:
 
 
 def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) -> None:
-    """Raise, and say what to do instead, if splits of a run's data have changed since it was begun.
+    """Raise if splits of a run's data have changed since the run began; `instead` says what to do.
 
-    Runs without a fingerprint in model.json are believed.
+    Runs without a fingerprint in model.json are not checked.
     """
     path = run.path / "model.json"
     before = read_json(path, dict).get("data") if path.exists() else None
@@ -198,14 +199,14 @@ def check_data(run: Run, dataset: Any, splits: tuple[str, ...], instead: str) ->
 
 
 def save_model(run: Run, model: nn.Module, world: World | None = None) -> None:
-    """Write the weights that prediction uses, in the main process of `world`; all processes call this."""
+    """Write the weights for prediction; all processes of `world` call this, and the main process writes."""
     weights = model.state_dict() if world is None else whole_on_main(model.state_dict(), world)
     if world is None or world.is_main:
         write_tensors(run.path / WEIGHTS, weights, {"format": WEIGHTS_FORMAT})
 
 
 def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:  # pyright: ignore[reportArgumentType]
-    """Return the run in a directory; it must be of a kind of configuration."""
+    """Return the run in a directory; raise if its configuration is not of this kind."""
     directory = Path(path)
     file = directory / "config.json"
     command, other = "hetxl train", "hetxl contrastive train"
@@ -223,16 +224,17 @@ def open_run(path: str | Path, kind: type[Config] = TrainConfig) -> Run[Config]:
 
 
 def load_run(path: str | Path, device: torch.device | str = "cpu", console: Console | None = None) -> Trained:
-    """Return the trained classifier of a run; before its end, with the weights of its best or last checkpoint.
+    """Return the trained classifier of a run; an unfinished run has the weights of its best or last checkpoint.
 
-    Weights with a checksum are verified; the console notes those of an older version that have none.
+    The checksum of the weights is verified. For weights of older versions, without a checksum, the console prints a
+    note.
     """
     run = open_run(path)
     with model_json(run) as about:
         spec, names, link = input_spec(about["input"]), about["class_names"], about["link"]
-    # What τ is was decided by the data. Runs from before that have 1.
+    # With "auto", the data decided about τ, and model.json has the decision. Older runs have 1.
     temperature = about.get("temperature", "1.0") if run.config.temperature == "auto" else run.config.temperature
-    # The trained weights are in the run: published ones need not be downloaded again. All classes are in one process.
+    # The run has the trained weights, so pretrained ones are not downloaded. One process holds all classes.
     linear = {"classifier": "linear", "class_shards": 0} if run.config.classifier == "sharded" else {}
     config = with_defaults(dataclasses.replace(run.config, pretrained=False, temperature=temperature), spec)
     config = dataclasses.replace(config, **linear)
@@ -248,33 +250,33 @@ def load_run(path: str | Path, device: torch.device | str = "cpu", console: Cons
 
 
 def is_contrastive(path: str | Path) -> bool:
-    """Whether a directory is that of a run of `hetxl contrastive train`."""
+    """Return whether a directory has a run of `hetxl contrastive train`."""
     file = Path(path) / "config.json"
     return file.exists() and "towers" in read_json(file, dict)
 
 
 def run_input(path: str | Path) -> InputSpec:
-    """Return the input of a run's backbone."""
+    """Return the input specification of a run's backbone."""
     with model_json(open_run(path)) as about:
         return input_spec(about["input"])
 
 
 def run_backbone(path: str | Path) -> Backbone:
-    """Return the backbone of a run with initial weights."""
+    """Return a run's backbone with initial weights."""
     config = dataclasses.replace(open_run(path).config, pretrained=False, start_from=None)
     spec = run_input(path)
     return build_backbone(with_defaults(config, spec), spec)
 
 
 def check_single(trained: Trained, purpose: str) -> None:
-    """Raise for a model that is not one head: an ensemble, or one that averages over dropout or a posterior."""
+    """Raise for a model without a single head: an ensemble, or an average over dropout masks or a posterior."""
     if not isinstance(trained.model.head, Head) or isinstance(trained.model.head, AveragedHead):
         raise ValueError(f"{trained.run.path} averages several predictions and cannot be {purpose}; pass a run of DET")
 
 
 @contextlib.contextmanager
 def model_json(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the content of model.json; raise for what cannot be read of it."""
+    """Yield the content of model.json; report what cannot be read from it as an error of this file."""
     path = run.path / "model.json"
     if not path.exists():
         raise ValueError(f"{path} does not exist; train again in another --out")
@@ -283,7 +285,7 @@ def model_json(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> None:
-    """Load the trained weights, or those of the best or last checkpoint."""
+    """Load the trained weights; for an unfinished run, those of the best or last checkpoint."""
     path = run.path / WEIGHTS
     if path.exists():
         stored = read_tensors(path)
@@ -301,14 +303,14 @@ def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> 
         for message in refused:
             (console or Console(quiet=True)).say(f"Not used: {message}")
         tensors = weights_of(checkpoint, averaged=bool(run.config.ema))
-    tensors.pop("head.classifier.draws", None)  # of a sharded classifier, which is read as a linear one
+    tensors.pop("head.classifier.draws", None)  # a sharded classifier is loaded as a linear one, without draws
     _check_types(path, tensors, model)
-    # Buffers may be infinite, such as a mask's.
+    # Buffers may be infinite, for example a mask.
     check_finite(path, tensors, dict(model.named_parameters()))
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        if not path.exists():  # with a frozen backbone, checkpoints hold the head alone
+        if not path.exists():  # with a frozen backbone, checkpoints hold only the head
             raise ValueError(
                 f"{run.path} has not ended, and its checkpoints do not hold the whole model; let hetxl train finish it"
             ) from None
@@ -316,7 +318,7 @@ def load_weights(run: Run, model: nn.Module, console: Console | None = None) -> 
 
 
 def _check_types(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Raise if weights have several floating-point types where the model has one: they were put together."""
+    """Raise if weights have more data types than the model: the file was assembled from different models."""
     types = {name: tensors[name].dtype for name, value in model.named_parameters() if name in tensors}
     if len(set(types.values())) > len({value.dtype for value in model.parameters()}):
         common = max(set(types.values()), key=list(types.values()).count)
@@ -325,8 +327,8 @@ def _check_types(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> No
 
 
 def input_spec(values: dict[str, Any]) -> InputSpec:
-    """Return the input that model.json describes."""
-    image = values.get("image")  # runs from before it was saved have the default
+    """Return the input specification from model.json."""
+    image = values.get("image")  # older runs did not save it and use the default
     preprocessing = None if image is None else Preprocessing(**image)
     kind, shape, vocabulary = values["kind"], tuple(values["shape"]), values["vocabulary"]
     sizes = (*shape, 1 + vocabulary)

@@ -1,4 +1,4 @@
-"""`hetxl train` and `hetxl contrastive train`: from a configuration to a trained, evaluated run."""
+"""Train and evaluate a run from a configuration: `hetxl train` and `hetxl contrastive train`."""
 
 import contextlib
 import time
@@ -30,15 +30,15 @@ def train(
     config: Config, *, dataset: Any = None, console: Console | None = None, label: str | None = None,
     description: Description | None = None,
 ) -> Run[Config]:  # fmt: skip
-    """Train, evaluate on the test split, and write everything into the run's directory.
+    """Train, evaluate on the test split, and write everything to the run's directory.
 
-    A directory with a run of the same configuration is resumed; a finished run does not change.
+    If the directory has a run of the same configuration, resume it; a finished run does not change.
 
     Args:
-        dataset: opened already, label noise or swaps included; or a DataFrame or `datasets.Dataset`, opened in place of
-            what the configuration names, by which its run is called; None to open that.
-        label: name of the run in reports; that of the head by default.
-        description: of the data, printed already; None to describe the data and print that.
+        dataset: an opened dataset, including label noise or swaps; or a DataFrame or `datasets.Dataset` to open instead
+            of `config.data`, which then only names the run; None to open `config.data`.
+        label: name of the run in reports; by default that of the head.
+        description: description of the data, if it was already printed; None to describe the data and print that.
     """
     task_class, console, began = _task_class(config), console or Console(), time.perf_counter()
     if dataset is not None and not isinstance(dataset, Dataset | Pairs):
@@ -48,7 +48,7 @@ def train(
             console = Console(quiet=True)
         directory = default_directory(config) if config.out is None else Path(config.out)
         if dataset is None and processes.on_main(lambda: not directory.exists()):
-            # Data that cannot be opened leaves no directory behind.
+            # Open the data first, so that a failure leaves no directory behind.
             dataset = processes.main_first(lambda: task_class.open(config))
 
         def own_and_start() -> Run[Config]:
@@ -64,14 +64,14 @@ def train(
             dataset = processes.main_first(lambda: task_class.open(config))
         if description is None and processes.is_main:
             description = task_class.announce(config, dataset, console)
-        processes.wait()  # what was just done may take long in one process, and what follows begins with a collective
+        processes.wait()  # describing the data can take long in the main process; collectives come next
         task = task_class(config, dataset, processes, console, run.path, description)
         _train(task, run, console, label or HEAD_LABELS[config.head], began)
     return run
 
 
 def _task_class(config: RunConfig) -> Any:
-    """Return the task of a configuration; nothing of the other one is loaded."""
+    """Return the task class of a configuration without importing the other one."""
     if isinstance(config, TrainConfig):
         from hetxl_train.tasks.classification import ClassificationTask
 
@@ -82,13 +82,13 @@ def _task_class(config: RunConfig) -> Any:
 
 
 def _train(task: Task, run: Run, console: Console, label: str, began: float) -> None:
-    """Train from the last checkpoint to the result; `began` is when the process did, by `time.perf_counter`."""
+    """Train from the last checkpoint to the result; `began` is the `time.perf_counter` at the start of `train`."""
     processes, is_main = task.world, task.world.is_main
     unreadable = UnreadableExamples(path=run.path / ("broken.txt" if is_main else f"broken-{processes.rank}.txt"))
     checkpoints = Checkpoints(
         run.checkpoints.directory, run.config.keep, RunIdentity(run.config, fingerprint(task.dataset))
     )
-    processes.wait()  # for models, whose weights may be downloaded
+    processes.wait()  # for all models: their weights may have to be downloaded
     trainer = Trainer(task, checkpoints, console, unreadable)
     if checkpoints.steps():
         check_data(run, task.dataset, tuple(task.dataset.splits), "train again in another --out")
@@ -103,13 +103,13 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
             difference += f"; classes over {processes.class_shards} instead of {shards} processes: other rounding"
         console.say(f"Resuming from step {checkpoint.step:,} of {task.steps:,} in {run.path}{difference}")
     processes.wait()
-    before = sum(_phases(trainer.progress).values())  # in the processes that were stopped
+    before = sum(_phases(trainer.progress).values())  # seconds spent before the run was resumed
     log = None
     if is_main:
         checkpoints.discard_after(trainer.progress.step)
         write_checked(run.path / "model.json", task.describe())
         task.write_data(run.path)
-        alone = not trainer.parallel.divided  # a process with a part of the weights cannot try a step by itself
+        alone = not trainer.parallel.divided  # with a part of the weights, a process cannot take a step alone
         if alone and checkpoint is None and (estimate := task.estimate(trainer.parts)) is not None and estimate.matters:
             console.say(f"{label}: {estimate}")
         step, options = trainer.progress.step, task.config.options()
@@ -134,7 +134,7 @@ def _train(task: Task, run: Run, console: Console, label: str, began: float) -> 
 
 
 def _phases(progress: Progress) -> dict[str, float]:
-    """Return the seconds that a run has spent, by phase."""
+    """Return the seconds that a run has spent in each phase."""
     return {
         "train_seconds": progress.seconds,
         "validation_seconds": progress.validation_seconds,
@@ -145,9 +145,9 @@ def _phases(progress: Progress) -> dict[str, float]:
 def _finish(
     task: Task, run: Run, trainer: Trainer, progress: Progress, label: str, began: float, log_lines: int
 ) -> dict[str, Any]:
-    """Save and evaluate the weights that are kept: the last, or with early stopping the best.
+    """Save and evaluate the final weights: the last ones, or with early stopping the best ones.
 
-    The phases of the result add up to the time since `began`.
+    The phases in the result add up to the time since `began`.
     """
     config, step = task.config, progress.step
     weights = trainer.averaged()
@@ -165,7 +165,7 @@ def _finish(
             write_checked(run.path / "model.json", task.describe())
         save_model(run, task.whole, task.world)
         begin = time.perf_counter()
-        # The last step ends with an evaluation; other weights are kept only where a run may stop early.
+        # The last step ends with an evaluation. Only with early stopping, the weights may be those of another step.
         result = {"label": label, "head": config.head, "seed": config.seed}
         with trainer.parallel.gathered(task.model):
             result |= task.result(run.path, stopped=progress.stopped, validate=bool(config.patience))
@@ -177,7 +177,7 @@ def _finish(
         "evaluate_seconds": time.perf_counter() - begin,
     }
     spent = sum(value for name, value in result.items() if name.endswith("_seconds"))
-    result["other_seconds"] = max(0.0, time.perf_counter() - began - spent)  # data, model, estimate, saved weights
+    result["other_seconds"] = max(0.0, time.perf_counter() - began - spent)  # data, model, estimate, saving
     if task.world.is_main:
         write_checked(run.path / "result.json", result)
     return result
