@@ -51,7 +51,7 @@ def test_noise_is_added_and_the_weights_stay(directory: Path):
     assert new < old - 0.1
     with pytest.raises(ValueError, match="exists already"):
         add_noise_to_run(directory / "run")
-    with pytest.raises(ValueError, match="has a head with noise already"):
+    with pytest.raises(ValueError, match="already has a head with noise"):
         add_noise_to_run(run.path)
 
 
@@ -67,7 +67,7 @@ def test_run_stays_as_it_is_where_noise_does_not_help(directory: Path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "needs --start-from RUN"), (["--start-from", "x", "--steps", "5"], "alone, found --steps")],
+    [([], "needs --start-from RUN"), (["--start-from", "x", "--steps", "5"], "found --steps")],
 )
 def test_options_without_effect_are_refused(arguments: list[str], message: str):
     result = CliRunner().invoke(app, ["train", "--noise-only", *arguments])

@@ -102,7 +102,7 @@ def test_weights_ignored_examples_and_shapes():
 def test_adaptive_classifier_rejects_invalid_options():
     with pytest.raises(ValueError, match=r"cutoffs must rise within 1 to 39, found \[5, 5\]"):
         AdaptiveClassifier(D, K, [5, 5])
-    with pytest.raises(ValueError, match=r"leaves the last of 3 clusters no features out of 16"):
+    with pytest.raises(ValueError, match=r"leaves no features for the last of 3 clusters, from 16"):
         AdaptiveClassifier(D, K, [5, 10, 20])
     with pytest.raises(ValueError, match="noise must go through it"):
         HetHead(D, K, classifier=AdaptiveClassifier(D, K, [5]))

@@ -301,7 +301,7 @@ def test_retrieved_head_works_without_a_bias():
 
 def test_retrieved_classifier_rejects_unsupported_options():
     _, retrieved, features, targets = heads()
-    with pytest.raises(ValueError, match=r"label_smoothing=0.1 spreads over all classes"):
+    with pytest.raises(ValueError, match=r"label_smoothing=0.1 needs all classes in one process"):
         retrieved.loss(features, targets, label_smoothing=0.1)
     with pytest.raises(ValueError, match="targets must be class ids"):
         retrieved.loss(features, torch.full((200, K), 1 / K, **DOUBLE))

@@ -165,7 +165,7 @@ def test_det_over_sampled_classes_learns():
 
 def test_sampled_classifier_rejects_unsupported_options():
     _, sampled, features, targets, _ = heads()
-    with pytest.raises(ValueError, match=r"label_smoothing=0.1 spreads over all classes"):
+    with pytest.raises(ValueError, match=r"label_smoothing=0.1 needs all classes in one process"):
         sampled.loss(features, targets, label_smoothing=0.1)
     with pytest.raises(ValueError, match="targets must be class ids"):
         sampled.loss(features, torch.full((B, K), 1 / K))

@@ -210,7 +210,7 @@ def test_repr_has_the_options():
 def test_the_sigmoid_has_one_draw_of_a_pair_for_both_sides():
     loss, (image, text) = build_loss(link="sigmoid"), embeddings()
     z = normals(loss, 3)
-    with pytest.raises(ValueError, match="found 3 and 2; give num_samples=3"):
+    with pytest.raises(ValueError, match="found 3 and 2; pass num_samples=3"):
         loss(image, text, noise=(z[0], z[1][:, :2]))
     mixed = z[0], z[1][:, :1]  # one for all
     assert_same(loss, loss(image, text, noise=mixed), reference(loss, image, text, mixed), image, text)

@@ -210,9 +210,9 @@ def test_early_stopping_keeps_the_best_weights():
 
 
 def test_training_stops_when_the_loss_stops_falling():
-    assert quick(head="det", max_iter=100, tol=10.0, n_iter_no_change=5).fit(X, Y).n_iter_ == 55
+    assert quick(head="det", max_iter=100, tol=10.0, n_iter_no_change=5).fit(X, Y).n_iter_ == 56
     # Not before the noise is switched on, after 30 epochs.
-    assert quick(max_iter=100, tol=10.0, n_iter_no_change=5).fit(X, Y).n_iter_ == 70
+    assert quick(max_iter=100, tol=10.0, n_iter_no_change=5).fit(X, Y).n_iter_ == 71
     assert quick(max_iter=30, tol=0).fit(X, Y).n_iter_ == 30
 
 
