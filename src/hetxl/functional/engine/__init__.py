@@ -1,14 +1,14 @@
-"""The fused Monte Carlo engine: the two primitives without a tensor of all samples.
+"""The fused Monte Carlo engine: the primitives without a tensor of all samples.
 
-`plan` chooses the implementation, what is lifted and how the work is cut into blocks; `logit_rows` makes the rows of
-logits that all samples of an example are mixtures of, and takes their gradients back; `softmax` and `sigmoid` average
-over samples; `blocked` goes through the blocks; `autograd` makes it differentiable, and `predict` goes through them
-without gradients, with `candidates` and `pilots` for predictions of the top classes. `operators` makes all of it known
-to the compiler.
+`plan` chooses the implementation, the order of evaluation and the block sizes. `logit_rows` computes the rows of logits
+that all samples of an example are linear in, and backpropagates through them. `softmax` and `sigmoid` average over
+samples. `blocked` iterates over the blocks, and `autograd` makes the result differentiable. `predict` computes
+predictions without gradients, with `candidates` and `pilots` for the top classes. `operators` registers the evaluations
+with the compiler.
 
-Every primitive takes `impl`: "reference" is the plain evaluation with a tensor of all samples, "blocked" the fused one,
-and "auto" the fused one wherever it covers the case. Another implementation, such as a kernel for GPUs, is a module
-with these four functions and its entry in `plan.OTHERS`.
+Every primitive takes `impl`: "reference" evaluates with a tensor of all samples, "blocked" in blocks, and "auto" in
+blocks wherever they cover the case. Another implementation, such as a kernel for GPUs, is a module with these four
+functions and an entry in `plan.OTHERS`.
 """
 
 import torch
@@ -36,16 +36,16 @@ def mc_log_probs(
     memory_budget: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Log-probabilities averaged over samples, differentiable, in O(B·K) memory.
+    """Return log-probabilities averaged over samples, differentiable, in O(B·K) memory.
 
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return probs.log()                                                   # sigmoid: logit(probs)
 
     Args:
-        distribution: over the logits, [..., K].
+        distribution: distribution over the logits, [..., K].
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
         temperature: τ
-        order: "samples" or "factors" to force one; the plan chooses without.
+        order: "samples" or "factors" to force an order; None for the choice of the plan.
         memory_budget: bytes of working memory, see `plan`.
         impl: "auto", "blocked" or "reference".
 
@@ -81,22 +81,22 @@ def mc_nll(
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return -probs.log().gather(-1, ids)                                  # sigmoid: summed binary cross-entropy
 
-    It goes block by block. Class ids (softmax) and labels in any form (sigmoid) take memory for a block only; rows of
-    probabilities and label smoothing (softmax) take O(B·K), as the rows themselves do.
+    Class ids (softmax) and labels in any form (sigmoid) need memory for one block only. Rows of probabilities and label
+    smoothing (softmax) need O(B·K), like the rows themselves.
 
     Args:
-        distribution: over the logits, [..., K].
+        distribution: distribution over the logits, [..., K].
         z: [..., S, Q] or [S, Q] standard normals; None without noise.
         targets: class ids [...], rows [..., K], or lists of labels (sigmoid), as `check_targets` returns them.
         temperature: τ
-        order: "samples" or "factors" to force one; the plan chooses without.
-        reduction: "mean" over the examples that count (0 if there are none), "sum" or "none".
-        weights: of examples and classes, and label smoothing.
+        order: "samples" or "factors" to force an order; None for the choice of the plan.
+        reduction: "mean" over the examples that are not ignored (0 if there are none), "sum" or "none".
+        weights: weights of examples and classes, and label smoothing.
         memory_budget: bytes of working memory, see `plan`.
         impl: "auto", "blocked" or "reference".
 
     Returns:
-        A scalar, or [...] for reduction "none" (0 where an example does not count).
+        A scalar, or [...] for reduction "none" (0 where an example is ignored).
     """
     if z is None:
         distribution = distribution.without_noise()
@@ -140,13 +140,14 @@ def mc_log_normalisers(
     memory_budget: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """log Σ_k exp(u_k / τ) of every sample, with its gradients, block by block: what is left to know of many classes
-    when the label's own logit is computed beside them, or when others compute the rest.
+    """Return log Σ_k exp(u_k / τ) of every sample, with its gradients, block by block.
+
+    With the label's own logit this gives the loss, and normalisers over parts of the classes can be combined.
 
         return logsumexp(distribution.sample(z) / temperature, -1)
 
     Args beside those of `mc_log_probs`:
-        excluded: [...], a class of each example that does not count, or −1; None for all classes.
+        excluded: [...], a class of each example to exclude, or −1; None for all classes.
 
     Returns:
         [..., S]

@@ -1,8 +1,8 @@
 """The fused evaluations as differentiable functions.
 
-A loss that ends in one number forms its gradients in the forward pass, block by block, and only scales them in the
-backward pass. Losses of single examples, and log-probabilities, go through the blocks again in the backward pass. Asked
-for gradients of gradients, all of them hand over to the plain evaluation, which autograd can differentiate again.
+A scalar loss computes its gradients in the forward pass, block by block, and only scales them in the backward pass.
+Losses per example and log-probabilities process the blocks again in the backward pass. For second derivatives, all of
+them use the reference evaluation, which autograd can differentiate again.
 """
 
 from abc import ABC, abstractmethod
@@ -27,9 +27,9 @@ from hetxl.registry import Link
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """What is evaluated, beside the tensors that autograd sees."""
+    """An evaluation: its options, and the inputs that are not tensors of autograd."""
 
-    inputs: Inputs  # the tensors that autograd sees are replaced for every run
+    inputs: Inputs  # `Fused` replaces their tensors by those of autograd
     products: torch.dtype  # precision of the matrix products
     link: Link
     order: Order | None
@@ -40,11 +40,11 @@ class Job(ABC):
         tensors = self.inputs.tensors()
         if torch.is_grad_enabled():
             return Fused.apply(self, tuple(tensors), *tensors.values())
-        # Parameters require gradients that are never read under no_grad and inference_mode: do not compute them.
+        # Under no_grad and inference_mode, parameters still require gradients that are never read: do not compute them.
         return self.result(tensors)
 
     def evaluation(self, tensors: dict[str, Tensor], needed: frozenset[str] = frozenset()) -> Evaluation:
-        """Return an evaluation of these tensors, with gradients for the needed ones."""
+        """Return an evaluation of these inputs that computes the gradients named by `needed`."""
         plan = plan_for(self.inputs, self.link, self.order, self.memory_budget)
         return Evaluation(self.inputs.with_tensors(tensors), plan, self.products, needed)
 
@@ -59,18 +59,18 @@ class Job(ABC):
 
     @abstractmethod
     def forward(self, evaluation: Evaluation) -> Tensor:
-        """The result of an evaluation; if that wants gradients, their sums as well."""
+        """Compute the result of an evaluation, and sum its gradients if it needs any."""
 
     @abstractmethod
     def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
-        """Sum the gradients of an evaluation from that of the output."""
+        """Sum the gradients of an evaluation, given the gradient of its output."""
 
     @abstractmethod
     def plain(self, inputs: Inputs) -> Tensor:
-        """The same result from the reference evaluation."""
+        """Compute the same result with the reference evaluation."""
 
     def constants(self) -> dict[str, Tensor]:
-        """Return the tensors beside the inputs, by the names that `operators` puts them together by."""
+        """Return the tensors other than the inputs, by the names that `operators` uses."""
         return {}
 
     kind: ClassVar[str]
@@ -80,7 +80,7 @@ class Job(ABC):
 
 @dataclass(frozen=True)
 class NllJob(Job):
-    """Losses [B], or their weighted sum."""
+    """The losses [B] of a batch, or their weighted sum."""
 
     targets: Targets  # of the flattened batch
     factor: Tensor  # [B], weights of the examples
@@ -98,7 +98,7 @@ class NllJob(Job):
         return {name: value for name, value in tensors.items() if value is not None} | {"factor": self.factor}
 
     def forward(self, evaluation: Evaluation) -> Tensor:
-        """The losses, weighed."""
+        """Return the weighted losses."""
         return self._weighed(self._losses(evaluation, self.factor))
 
     def _weighed(self, losses: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class NllJob(Job):
         return weighed.sum() if self.scalar else weighed
 
     def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
-        """Go through the blocks with the examples weighed by the gradient."""
+        """Process the blocks again, with the gradient as weight of each example."""
         self._losses(evaluation, (self.factor * gradient).detach())
 
     def _losses(self, evaluation: Evaluation, factor: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class NllJob(Job):
         return losses
 
     def plain(self, inputs: Inputs) -> Tensor:
-        """The reference loss."""
+        """Return the loss of the reference."""
         weights = Weights(classes=self.weights.classes) if self.link == "sigmoid" else Weights()
         options = {"temperature": inputs.temperature, "link": self.link, "reduction": "none", "weights": weights}
         return self._weighed(reference.mc_nll(*inputs.distribution_and_normals(), self.targets, **options))
@@ -139,12 +139,12 @@ class NllJob(Job):
 
 @dataclass(frozen=True)
 class LogProbsJob(Job):
-    """Averaged log-probabilities [B, K]; for the sigmoid link log p̄ and log(1 − p̄), [2, B, K]."""
+    """Averaged log-probabilities log p̄ [B, K]; for the sigmoid link log p̄ and log(1 − p̄), [2, B, K]."""
 
     kind = "log_probs"
 
     def forward(self, evaluation: Evaluation) -> Tensor:
-        """log p̄, and log(1 − p̄)."""
+        """Return log p̄, for the sigmoid link with log(1 − p̄)."""
         if self.link == "softmax":
             return evaluation.softmax_log_probs()[0]
         out = evaluation.like.new_empty(2, evaluation.inputs.batch, evaluation.inputs.num_classes)
@@ -157,7 +157,7 @@ class LogProbsJob(Job):
         return out
 
     def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
-        """Go through the blocks again."""
+        """Process the blocks again."""
         if self.link == "softmax":
             evaluation.softmax_log_probs_backward(output, gradient)
             return
@@ -169,7 +169,7 @@ class LogProbsJob(Job):
         evaluation.sigmoid(visit)
 
     def plain(self, inputs: Inputs) -> Tensor:
-        """The reference log-probabilities."""
+        """Return the log-probabilities of the reference."""
         distribution, z = inputs.distribution_and_normals()
         logits = distribution.sample(z) / inputs.temperature
         return mean_softmax(logits) if self.link == "softmax" else torch.stack(mean_sigmoid(logits))
@@ -179,7 +179,7 @@ class LogProbsJob(Job):
 class NormaliserJob(Job):
     """log Σ_k exp(u_k) of every sample, [B, S]."""
 
-    excluded: Tensor | None  # [B], a class of each example that does not count, or −1
+    excluded: Tensor | None  # [B], a class of each example to exclude, or −1
 
     kind = "normalisers"
 
@@ -188,15 +188,15 @@ class NormaliserJob(Job):
         return {} if self.excluded is None else {"excluded": self.excluded}
 
     def forward(self, evaluation: Evaluation) -> Tensor:
-        """The normalisers."""
+        """Return the normalisers."""
         return evaluation.log_normalisers(self.excluded)
 
     def backward(self, evaluation: Evaluation, output: Tensor, gradient: Tensor) -> None:
-        """Go through the blocks again."""
+        """Process the blocks again."""
         evaluation.log_normalisers_backward(output, gradient, self.excluded)
 
     def plain(self, inputs: Inputs) -> Tensor:
-        """The reference normalisers."""
+        """Return the normalisers of the reference."""
         return reference.mc_log_normalisers(
             *inputs.distribution_and_normals(), temperature=inputs.temperature, excluded=self.excluded
         )
@@ -228,8 +228,8 @@ class Fused(torch.autograd.Function):
         *saved, output = ctx.saved_tensors
         job: Job = ctx.job
         tensors = dict(zip(ctx.names, saved, strict=True))
-        if torch.is_grad_enabled():  # create_graph=True: somebody will differentiate this again
-            # By the reference, in wide precision, since under autocast the features are narrower than the parameters.
+        if torch.is_grad_enabled():  # create_graph=True: the result will be differentiated again
+            # The reference in wide precision, since under autocast the features are narrower than the parameters.
             with job.plain_precision():
                 output = job.plain(job.inputs.with_tensors(tensors).widened())
             needs = ctx.needs_input_grad[2:]
@@ -238,10 +238,10 @@ class Fused(torch.autograd.Function):
             return None, None, *(next(parts) if need else None for need in needs)
         formed = ctx.gradients
         if formed is not None:
-            ctx.gradients = None  # scaled in place, so good for one time
+            ctx.gradients = None  # they were scaled in place, so they are valid only once
             return None, None, *formed.finished(gradient)
         with job.plain_precision():
             evaluation = job.evaluation({name: tensor.detach() for name, tensor in tensors.items()}, ctx.needed)
-            # A job that formed its gradients has to return them a second time, through the same graph.
+            # The forward pass computed no gradients, or with retain_graph=True they are no longer valid.
             job.backward(evaluation, gradient if job.scalar else output, gradient)
         return None, None, *evaluation.gradients.finished()

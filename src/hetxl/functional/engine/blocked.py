@@ -1,4 +1,4 @@
-"""Going through the blocks of a plan: losses with their gradients, and log-probabilities with theirs."""
+"""Evaluate the blocks of a plan: losses and log-probabilities, with their gradients."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -15,7 +15,7 @@ from hetxl.functional.engine.sigmoid import MeanSigmoid, mean_sigmoid_rows
 from hetxl.functional.engine.softmax import MeanLogProbs, Mixer, Normalisers
 from hetxl.functional.links import log_mean_exp
 
-UNDERFLOW = 1e6  # how near to the smallest number a mean probability may come before it is computed in the logarithm
+UNDERFLOW = 1e6  # a mean probability below this times the smallest number is computed in logarithms
 
 Visit = Callable[[slice, slice, MeanSigmoid], Tensor | None]
 
@@ -25,14 +25,14 @@ def _length(part: slice) -> int:
 
 
 def mixing_of(inputs: Inputs, examples: slice) -> Tensor:
-    """z̃ = [1, z] / τ of some examples, [n, S, Q + 1]."""
+    """Return z̃ = [1, z] / τ of some examples, [n, S, Q + 1]."""
     assert inputs.noise is not None
     z = inputs.noise.normals[examples].to(inputs.wide)
     return torch.cat((z.new_ones(*z.shape[:2], 1), z), dim=-1) / inputs.temperature
 
 
 def pairs_of(inputs: Inputs) -> Tensor | None:
-    """The first of each pair of samples z, −z, [S/2, Q] or [B, S/2, Q]; None if they are not pairs."""
+    """Return the first of each pair of samples z, −z, [S/2, Q] or [B, S/2, Q]; None if they are not pairs."""
     if inputs.noise is None or inputs.noise.z is None or inputs.samples % 2:
         return None
     z = inputs.noise.z
@@ -45,7 +45,7 @@ class Evaluation:
     """One pass of an evaluation over its blocks."""
 
     def __init__(self, inputs: Inputs, plan: Plan, products: torch.dtype, needed: frozenset[str] = frozenset()):
-        self.inputs, self.plan, self.products = inputs, plan, products  # inputs free of gradients
+        self.inputs, self.plan, self.products = inputs, plan, products  # inputs without gradients
         self.context = Context.of(inputs, plan.order, products, needed)
         self.gradients, self.workspace = self.context.gradients, self.context.workspace
         self.backward = bool(needed)
@@ -53,7 +53,7 @@ class Evaluation:
         self.like = self.workspace.like
 
     def blocks(self) -> Iterator[tuple[slice, RowBlock]]:
-        """The examples in blocks, each with its rows; what a block gathered goes back to the inputs after it."""
+        """Iterate over blocks of examples with their rows; after each, backpropagate its sums to the inputs."""
         for examples in slices(self.inputs.batch, self.plan.batch_block):
             rows = row_block(self.context, examples)
             yield examples, rows
@@ -61,7 +61,7 @@ class Evaluation:
                 rows.finish()
 
     def softmax_nll(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """−log p̄[y], [B], of labels `ids` [B]; gradients of Σ weights [B] · loss are added to `gradients`."""
+        """Return −log p̄[y], [B], of labels `ids` [B]; add gradients of Σ weights [B] · loss to `gradients`."""
         losses = self.like.new_empty(self.inputs.batch)
         if self.plan.passes == 2:
             self._softmax_nll_in_two_passes(ids, weights, losses)
@@ -72,7 +72,7 @@ class Evaluation:
         return losses
 
     def _samples_nll(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
-        """The sampled logits of all classes exist, [K, n, S], and are worked on a cache-sized slice at a time.
+        """Compute losses with the sampled logits of all classes [K, n, S] in memory, in cache-sized slices.
 
         log_p = log_softmax(logits, 0)[y];  losses = -log_mean_exp(log_p)                       # [n]
         gradient = (softmax(logits, 0) - onehot(y)) * softmax(log_p) * weights / τ              # [K, n, S]
@@ -90,7 +90,7 @@ class Evaluation:
             losses[examples] = -log_mean_exp(log_p, dim=-1)
             if not self.backward:
                 continue
-            # The gradient is of rows, which are τ times the logits.
+            # This is the gradient of the rows, which are τ times the logits.
             share = log_p.softmax(-1) * (weights[examples] / self.inputs.temperature).unsqueeze(-1)
             for part, top, gradient in zip(parts, tops, logits, strict=True):
                 gradient.mul_(share * (top - normaliser).exp())
@@ -98,8 +98,8 @@ class Evaluation:
                 block.backward(part, gradient)
 
     def _cached_classes(self, block: RowBlock) -> int:
-        """Classes whose sampled logits stay in a processor's cache, in whole vectors; W's rows and their gradients have
-        to stay there as well."""
+        """Return the number of classes, in whole vectors, whose sampled logits fit in the cache with the rows of W and
+        their gradients."""
         if self.like.device.type != "cpu":
             return self.inputs.num_classes
         return max(
@@ -125,12 +125,12 @@ class Evaluation:
         return Mixer(self.plan.group, classes, self.plan.rows, self.plan.sample_block, self.like)
 
     def _groups(self, examples: slice) -> Iterator[tuple[slice, slice]]:
-        """The examples of a block in groups: where each is in the batch, and where in the block."""
+        """Split the examples of a block into groups; yield each group's slice of the batch and of the block."""
         for inside in slices(_length(examples), self.plan.group):
             yield slice(examples.start + inside.start, examples.start + inside.stop), inside
 
     def _softmax_nll_in_two_passes(self, ids: Tensor, weights: Tensor, losses: Tensor) -> None:
-        """The classes in blocks: a first pass for the normalisers, a second for the gradients."""
+        """Process the classes in blocks: the first pass computes the normalisers, the second the gradients."""
         for examples, block in self.blocks():
             labels = ids[examples]
             normalisers = Normalisers(self.like, _length(examples), self.inputs.samples)
@@ -143,7 +143,7 @@ class Evaluation:
                 continue
             share = log_p.softmax(-1) * weights[examples].unsqueeze(-1)  # [n, S]
             for classes in slices(self.inputs.num_classes, self.plan.class_block):
-                for _, samples, logits, mixing in self._by_group(block, examples, classes):  # one group is all
+                for _, samples, logits, mixing in self._by_group(block, examples, classes):  # there is only one group
                     logits.sub_(normaliser[:, None, samples]).exp_()  # p_s, [n, k, s]
                     if mixing is not None:
                         self._block_mixer.add(logits, mixing * share[:, samples].unsqueeze(-1))
@@ -158,10 +158,10 @@ class Evaluation:
                     block.backward(classes, gradient)
 
     def softmax_log_probs(self, entropy: bool = False) -> tuple[Tensor, Tensor]:
-        """log p̄, [B, K], and if asked for the mean entropy of the samples, [B]."""
+        """Return log p̄, [B, K], and if requested the mean entropy of the samples, [B]."""
         out = self.like.new_empty(self.inputs.batch, self.inputs.num_classes)
         expected = self.like.new_zeros(self.inputs.batch)
-        if self.plan.passes == 2:  # the classes in blocks: a first pass for the normalisers, a second for the means
+        if self.plan.passes == 2:  # the first pass computes the normalisers, the second the means
             self.log_probs_given(self.log_normalisers(None), out, expected)
             return out, expected
         paired = self.plan.order == "factors" and pairs_of(self.inputs) is not None
@@ -177,9 +177,9 @@ class Evaluation:
                     out[group] += softmax.sum_of_softmax(logits, scratch, expected[group] if entropy else None)
         expected /= self.inputs.samples
         out /= self.inputs.samples
-        if out.is_meta:  # shapes alone
+        if out.is_meta:  # shapes only
             return out, expected
-        # One look at the end, not one for each block: a device is not waited for in between.
+        # Check once at the end, since a check for each block would synchronise with the device.
         lost = (out < UNDERFLOW * torch.finfo(out.dtype).tiny).any(-1).nonzero().squeeze(-1)
         out.log_()
         if len(lost):
@@ -188,15 +188,15 @@ class Evaluation:
         return out, expected
 
     def _sum_of_pairs(self, rows: Tensor, group: slice, entropies: Tensor | None) -> Tensor:
-        """The softmax summed over samples that come in pairs z, −z, [g, K], from rows [K, g, P]: one product and one
-        exponential for both of a pair."""
+        """Sum the softmax over samples in pairs z, −z, [g, K], from rows [K, g, P], with one product and one
+        exponential for each pair."""
         half = pairs_of(self.inputs)
         assert half is not None
         z = (half if half.dim() == 2 else half[group]).to(self.like.dtype) / self.inputs.temperature
         mixing = torch.cat((torch.zeros_like(z[..., :1]), z), dim=-1).expand(_length(group), -1, -1)
         self._shared_mixer.start(rows)
         sums = softmax.PairSums(rows[..., 0].T / self.inputs.temperature)
-        # Fewer at a time than of logits: three tensors of this size are worked on.
+        # Smaller blocks than for logits, because three tensors of this size are in use.
         together = max(
             softmax.VECTOR, CACHED_LOGITS // (4 * self.inputs.num_classes) // softmax.VECTOR * softmax.VECTOR
         )
@@ -206,7 +206,7 @@ class Evaluation:
         return sums.probs
 
     def _log_probs_in_the_logarithm(self) -> Tensor:
-        """log p̄, [B, K], with two exponentials a logit instead of one: also right where p̄ underflows."""
+        """Return log p̄, [B, K], with two exponentials for each logit instead of one; correct where p̄ underflows."""
         out = self.like.new_empty(self.inputs.batch, self.inputs.num_classes)
         for examples, block in self.blocks():
             rows = block.lift(self.classes)
@@ -218,7 +218,7 @@ class Evaluation:
         return out
 
     def log_normalisers(self, excluded: Tensor | None) -> Tensor:
-        """logsumexp of the sampled logits over the classes, [B, S], but for classes `excluded` [B], −1 for none."""
+        """Return logsumexp of the sampled logits over the classes except `excluded` [B] (−1 for none), [B, S]."""
         out = self.like.new_empty(self.inputs.batch, self.inputs.samples)
         for examples, block in self.blocks():
             count = _length(examples)
@@ -232,7 +232,7 @@ class Evaluation:
         return out
 
     def log_normalisers_backward(self, normaliser: Tensor, gradient: Tensor, excluded: Tensor | None) -> None:
-        """Gradients from that of the normalisers, both [B, S]: d u_s = gradient_s · softmax(u_s)."""
+        """Add gradients, given that of the normalisers, both [B, S]: d u_s = gradient_s · softmax(u_s)."""
         for examples, block in self.blocks():
             top, share = normaliser[examples].unsqueeze(1), gradient[examples].unsqueeze(1)  # [n, 1, S]
             for classes in slices(self.inputs.num_classes, self.plan.class_block):
@@ -252,8 +252,8 @@ class Evaluation:
                     block.backward(classes, rows)
 
     def log_probs_given(self, normaliser: Tensor, out: Tensor, expected: Tensor) -> None:
-        """log mean_s exp(u_s − normaliser_s) into `out` [B, K], and Σ_k of the samples' mean entropies onto
-        `expected` [B]; the normaliser [B, S] may be that of more classes than these."""
+        """Write log mean_s exp(u_s − normaliser_s) into `out` [B, K], and add Σ_k of the samples' mean entropies to
+        `expected` [B]. The normaliser [B, S] may include further classes."""
         for examples, block in self.blocks():
             for classes in slices(self.inputs.num_classes, self.plan.class_block):
                 means: dict[int, MeanLogProbs] = {}
@@ -269,8 +269,8 @@ class Evaluation:
     def _by_group(
         self, block: RowBlock, examples: slice, classes: slice
     ) -> Iterator[tuple[slice, slice, Tensor, Tensor | None]]:
-        """Sampled logits [g, k, s] of some classes, in groups of the block's examples and blocks of samples, each with
-        its mixing."""
+        """Yield sampled logits [g, k, s] of some classes with their mixing, by groups of the block's examples and
+        blocks of samples."""
         if self.plan.order == "samples":
             everyone, all_samples = slice(0, _length(examples)), slice(0, self.inputs.samples)
             yield everyone, all_samples, block.logits(classes).transpose(0, 1), None
@@ -286,9 +286,9 @@ class Evaluation:
         return self._mixer(self.plan.class_block)
 
     def softmax_log_probs_backward(self, log_probs: Tensor, gradient: Tensor) -> None:
-        """Gradients from that of log p̄, both [B, K]; they are added to `gradients`."""
+        """Add gradients to `gradients`, given that of log p̄, both [B, K]."""
         for examples, block in self.blocks():
-            rows = block.lift(self.classes)  # [K, n, P], overwritten by its gradient group by group
+            rows = block.lift(self.classes)  # [K, n, P], overwritten by their gradient, group by group
             for group, inside in self._groups(examples):
                 for logits, mixing in self._mixed(rows[:, inside], group):
                     of_logits = softmax.log_probs_gradient(
@@ -303,7 +303,7 @@ class Evaluation:
             block.backward(self.classes, rows)
 
     def _mixed(self, rows: Tensor, group: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Sampled logits [g, K, s] of a group and their mixing, from its rows [K, g, P]."""
+        """Yield sampled logits [g, K, s] of a group with their mixing, from its rows [K, g, P]."""
         if self.plan.order == "samples":
             yield rows.div_(self.inputs.temperature).transpose(0, 1), None
             return
@@ -317,8 +317,8 @@ class Evaluation:
         return self._mixer(self.inputs.num_classes)
 
     def sigmoid(self, visit: Visit, entropy: bool = False) -> None:
-        """Go through examples and classes; `visit` gets their means [k, n] and answers with the factor [k, n] that
-        turns σ(u) σ(−u) into the gradient of u, or None for no gradients."""
+        """Iterate over blocks of examples and classes. `visit` takes their means [k, n] and returns the factor [k, n]
+        that turns σ(u) σ(−u) into the gradient of u, or None for no gradients."""
         for examples, block in self.blocks():
             for classes in slices(self.inputs.num_classes, self.plan.class_block):
                 if self.plan.order == "samples":
@@ -333,7 +333,7 @@ class Evaluation:
                     block.backward(classes, rows)
 
     def _sigmoid_of_factors(self, visit: Visit, examples: slice, classes: slice, rows: Tensor, entropy: bool) -> None:
-        """One example at a time, its classes in cache-sized blocks; rows are overwritten by their gradients."""
+        """Process one example at a time, its classes in cache-sized blocks; overwrite rows by their gradients."""
         mixing = mixing_of(self.inputs, examples)
         step = max(16, CACHED_LOGITS // self.inputs.samples)
         for example in range(_length(examples)):

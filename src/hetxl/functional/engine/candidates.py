@@ -1,20 +1,22 @@
-"""Prediction of the top classes, noise for few of them.
+"""Prediction of the top classes, with noise for a few classes only.
 
 With p = softmax of the mean logits, which are exact for all classes, and n_sk the noise of class k in sample s (both
 divided by τ), the probabilities of sample s are
 
     p_sk = p_k exp(n_sk) / Z_s,      Z_s = Σ_k p_k exp(n_sk).
 
-The likeliest classes count by themselves. The others are in clusters of near rows of W, and noise moves those of a
-cluster nearly alike. With m_c the mean row of cluster c under p, which is exact, and h_s the noise in front of W,
+The likeliest classes are sampled individually. The others are grouped into clusters of similar rows of W, and noise
+shifts the classes of a cluster nearly alike. With m_c the exact mean row of cluster c under p, and h_s the noise of the
+features,
 
     exp(w_k · h_s) ≈ exp(m_c · h_s) (1 + (w_k − m_c) · h_s),   so that   Σ_{k in c} p_k exp(n_sk) ≈ P_c exp(m_c · h_s).
 
-What that leaves over is estimated from a few classes, drawn with probability ∝ p_k exp(σ̂²_k / 2), what class k is
-expected to weigh by a rough variance of its noise. HET and HET-H have no rows: there the drawn classes stand for all.
+The remainder is estimated from a few drawn classes. Class k is drawn with probability ∝ p_k exp(σ̂²_k / 2), its
+expected weight under a rough variance of its noise. HET and HET-H have no rows: there the drawn classes represent all
+others.
 
-How far off a probability is follows from how much the drawn classes differ in what they do to it. Where that is
-too much, more are drawn, and in the end all classes are sampled.
+The error of a probability is estimated from the spread of the drawn classes' effects on it. Where the error is too
+large, more classes are drawn, and finally all classes are sampled.
 """
 
 from dataclasses import replace
@@ -32,47 +34,47 @@ from hetxl.functional.links import sigmoid_entropy
 from hetxl.functional.noise import GaussianNoise
 from hetxl.registry import Link
 
-FEWEST_CLASSES = 1024  # with fewer, all of them cost little more
+FEWEST_CLASSES = 1024  # with fewer, sampling all of them costs little more
 FEWEST_SAMPLES = 16
-LIKELIEST = 64  # classes that count by themselves
-DRAWN = (64, 256, 1024)  # numbers of classes to draw: the first, then the one that the error requires
-LARGEST_SHARE = 1 / 4  # of the classes; with more of them, sampling all costs no more
+LIKELIEST = 64  # number of classes sampled individually
+DRAWN = (64, 256, 1024)  # numbers of classes to draw: the first, then what the error requires
+LARGEST_SHARE = 1 / 4  # of all classes; with more, sampling all of them costs no more
 CLUSTERS = 32  # at most
 CLUSTER_SIZE = 64  # classes at least
-AXES = 16  # principal axes of W that clusters are cut along
-WHOLE_ROWS = 2**22  # numbers of W up to which a copy in the order of the clusters is kept; beyond, along the axes alone
+AXES = 16  # principal axes of W along which clusters are split
+WHOLE_ROWS = 2**22  # largest W of which a copy in cluster order is kept; of larger ones only coordinates
 FLOOR = 0.05
 """Least error, relative to that of one sample's Z_s if the noise of all classes were independent of each other: a few
 classes may be alike by chance."""
-LOGARITHMS = 40.0  # how many times the tolerance of a probability its logarithm may be off
-SAFETY = 1.4  # how many estimated errors have to fit in the tolerance, beside what few drawn classes add:
-UNSURE = 2.0  # a share of this over the square root of their number, since they may miss those that matter
-LARGEST_VARIANCE = 2.0  # of noise within clusters; beyond, the variance of its exponential cannot be estimated
-LEAST = -1e30  # log p, so that p log p is 0 where p is
-LARGEST_LIFT = 8.0  # of a rough variance: classes are not taken to weigh more for it than exp of half of this
-LARGEST_SUM = 1e17  # Z_s, of which the square and its reciprocal are numbers of float32
-BLOCK = 2**18  # numbers that a group of examples may have in one tensor, to stay in a processor's cache
-FOLD = 8  # classes in one block when the largest are looked for
-DIRECT = 1.5  # how much more a product with samples may take than two with the factors
+LOGARITHMS = 40.0  # largest error of a log-probability, in tolerances of the probability
+SAFETY = 1.4  # estimated errors that must fit in the tolerance, plus a term for few drawn classes:
+UNSURE = 2.0  # this over the square root of their number, since they may miss relevant classes
+LARGEST_VARIANCE = 2.0  # of noise within clusters; above it, the variance of exp(noise) cannot be estimated
+LEAST = -1e30  # log p for p = 0, so that p log p is 0
+LARGEST_LIFT = 8.0  # bound on the rough variance, so that it raises a weight by at most exp(4)
+LARGEST_SUM = 1e17  # Z_s, whose square and its reciprocal are within float32
+BLOCK = 2**18  # elements of one tensor for a group of examples, to stay in the cache
+FOLD = 8  # classes per block in the search for the largest
+DIRECT = 1.5  # largest cost of one product with the samples relative to two with the factors
 SIGMOID_CANDIDATES = 128
-SMALLEST = 1e-30  # that is divided by
+SMALLEST = 1e-30  # smallest divisor
 
 Examples = slice | Tensor
 
 
 def applies(inputs: Inputs, top_k: int) -> bool:
-    """Whether few classes can stand for all: enough classes and samples, and noise with few rows."""
+    """Return whether a few classes can represent all: many classes and samples, and noise with few rows."""
     if inputs.noise is None or inputs.samples < FEWEST_SAMPLES or inputs.num_classes < FEWEST_CLASSES:
         return False
     weights = (getattr(part, "weight", None) for part in (inputs.mean, inputs.noise.lift))
     if not all(weight is None or isinstance(weight, Tensor) for weight in weights):
-        return False  # a quantised W is read by rows alone
-    # A diagonal residual has a row for every dimension.
+        return False  # rows of a quantised W can only be read one by one
+    # A diagonal residual has one row for each dimension.
     return 16 * top_k <= inputs.num_classes and inputs.noise.gaussian.num_residual <= 1
 
 
 def mean_logits(inputs: Inputs, out: Tensor | None = None) -> Tensor:
-    """The logits without noise, divided by τ: [n, K], exact; in `out` [n, K] where products have its precision."""
+    """Compute the exact logits without noise over τ, [n, K]; in `out` [n, K] if products have its precision."""
     mean, products = inputs.mean, inputs.product_precision()
     if isinstance(mean, GivenMean):
         return mean.mean.to(inputs.wide) / inputs.temperature
@@ -86,10 +88,10 @@ def mean_logits(inputs: Inputs, out: Tensor | None = None) -> Tensor:
 
 
 def rough_variance(inputs: Inputs, rows: "Rows | None" = None, workspace: Workspace | None = None) -> Tensor:
-    """σ̂²_k: [n, K], divided by τ².
+    """Estimate σ̂²_k, [n, K], divided by τ².
 
-    It is exact for HET and HET-H. Otherwise noise is taken to be half isotropic, ‖w_k‖² times its mean variance, and
-    beside that along the one direction of the principal axes in which it moves the classes most.
+    It is exact for HET and HET-H. Otherwise the estimate is the sum of half an isotropic variance, ‖w_k‖² times the
+    mean variance, and the variance along the one direction of the principal axes with the most effect on the classes.
     """
     assert inputs.noise is not None
     gaussian, lift = inputs.noise.gaussian, inputs.noise.lift
@@ -99,7 +101,7 @@ def rough_variance(inputs: Inputs, rows: "Rows | None" = None, workspace: Worksp
     factors = gaussian.project(rows.axes.to(gaussian.dtype)).to(inputs.wide) / inputs.temperature  # [n, A, Q]
     factors = factors * rows.deviations.unsqueeze(-1)
     gram = power = factors @ factors.mT
-    for _ in range(3):  # the eighth power is nearly that of one direction
+    for _ in range(3):  # the eighth power is nearly of rank one
         power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=SMALLEST)[:, None, None]
         power = power @ power
     best = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None].expand(-1, power.shape[1], 1)
@@ -112,7 +114,7 @@ def rough_variance(inputs: Inputs, rows: "Rows | None" = None, workspace: Worksp
 
 
 def squared_norms(weight: Tensor) -> Tensor:
-    """‖w_k − c‖² of the rows [K, D] relative to their mean c, which shifts all logits alike; without a copy of W."""
+    """Compute ‖w_k − c‖² of the rows [K, D] without a copy of W; their mean c shifts all logits alike."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     centre = weight.mean(0, dtype=wide)
     norms = torch.linalg.vector_norm(weight, dim=1, dtype=wide).square()
@@ -120,7 +122,7 @@ def squared_norms(weight: Tensor) -> Tensor:
 
 
 def factors_at(noise: GaussianNoise, lift: object, classes: Tensor) -> Tensor:
-    """The lifted basis at some classes of each example, [n, C, Q] for classes [n, C]: rows of f_k, n_sk = z_s · f_k."""
+    """Return the lifted basis f_k, n_sk = z_s · f_k, at some classes [n, C] of each example, [n, C, Q]."""
     kind = getattr(lift, "kind", "")
     if kind == "identity":
         return noise.rows_at(classes)
@@ -130,14 +132,14 @@ def factors_at(noise: GaussianNoise, lift: object, classes: Tensor) -> Tensor:
 
 
 class Draws(NamedTuple):
-    """The samples as pairs z, −z if they are pairs, and otherwise as they are."""
+    """The normals of all samples, stored as one half if they come in pairs z, −z."""
 
     z: Tensor  # [S or S/2, Q], or [n, S or S/2, Q]
     paired: bool
 
     @staticmethod
     def of(inputs: Inputs) -> "Draws":
-        """Those of a batch, each divided by τ; one set where all examples share it."""
+        """Return the normals of a batch divided by τ, as one set if all examples share it."""
         assert inputs.noise is not None
         z = inputs.noise.normals
         shared = z.stride(0) == 0 or z.shape[0] == 1
@@ -147,18 +149,18 @@ class Draws(NamedTuple):
         return Draws(half if paired else z, paired)
 
     def of_examples(self, examples: Examples) -> "Draws":
-        """Those of some examples."""
+        """Select examples."""
         return self if self.z.dim() == 2 else Draws(self.z[examples], self.paired)
 
     def noise(self, factors: Tensor) -> Tensor:
-        """n, [n, C, S or S/2], from factors [n, C, Q]."""
+        """Compute the noise [n, C, S or S/2] from factors [n, C, Q]."""
         if self.z.dim() == 2:
             return (factors.flatten(0, 1) @ self.z.T).unflatten(0, factors.shape[:2])
         return torch.bmm(factors, self.z.mT)
 
 
 class Result(NamedTuple):
-    """The top classes of examples [n]."""
+    """The top classes of n examples."""
 
     log_probs: Tensor  # [n, k]
     indices: Tensor  # [n, k]
@@ -171,8 +173,8 @@ class Result(NamedTuple):
 def top_classes(
     inputs: Inputs, link: Link, choice: int | Tensor, tolerance: float, rows: "Rows | None", workspace: Workspace
 ) -> Result:
-    """The most probable classes of a chunk of examples, or those stated [n, k] (softmax), where few candidates do;
-    `trusted` says where."""
+    """Predict the most probable classes of a chunk, or the stated ones [n, k] (softmax), from few candidates.
+    `trusted` marks the examples for which these suffice."""
     draws = Draws.of(inputs)
     if link == "sigmoid":
         logits, variance = mean_logits(inputs), rough_variance(inputs, rows)
@@ -182,7 +184,7 @@ def top_classes(
         return _top_labels(inputs, logits, variance, draws, choice)
     selection = Selection(inputs, choice, rows, workspace)
     result = _blank(selection.log_p, choice if isinstance(choice, int) else choice.shape[1])
-    # Drawn classes that should do by the last estimate; infinite where these did, or none would.
+    # Number of classes to draw by the last estimate; infinite where these sufficed, or no number would.
     needed = torch.zeros_like(selection.rest)
     for count in DRAWN:
         some = (needed <= count).nonzero().squeeze(-1)
@@ -190,7 +192,7 @@ def top_classes(
         if not len(some) or candidates > LARGEST_SHARE * inputs.num_classes:
             continue
         size = max(1, BLOCK // ((candidates + CLUSTERS) * max(inputs.noise_features, inputs.samples // 2)))
-        # Slices of a chunk that is still whole are not copied.
+        # Use slices of a chunk that is still whole, to avoid copies.
         groups = list(slices(len(needed), size)) if len(some) == len(needed) else some.split(size)
         for examples in groups:
             needed[examples] = _sample(result, inputs, selection, draws, examples, count, tolerance, workspace)
@@ -205,25 +207,25 @@ def _blank(mean: Tensor, top_k: int) -> Result:
 
 
 class Rows(NamedTuple):
-    """Rows of W in clusters of near ones, and what is known of them; in order, cluster after cluster."""
+    """Rows of W in clusters of similar rows, and their statistics, ordered by cluster."""
 
-    classes: Tensor  # [K′] ids; the last places of a cluster may have −1
+    classes: Tensor  # [K′] ids; the last positions of a cluster may be −1
     num_clusters: int
     norms: Tensor  # ‖w_k − c‖² [K′]
     centre: Tensor  # c, the mean row, [D]
     axes: Tensor  # principal axes of W, [A, D]
     places: Tensor  # (w_k − c) · axes, [K′, A]
     deviations: Tensor  # of the places, [A]
-    whole: Tensor | None  # the rows, [K′, D]; None for too many numbers
-    positions: Tensor  # [K], where each class stands
+    whole: Tensor | None  # the rows, [K′, D]; None for a large W
+    positions: Tensor  # [K], position of each class
 
     @property
     def coordinates(self) -> Tensor:
-        """What means of clusters are computed of, [K′, D or A]."""
+        """Return the values that cluster means are computed from, [K′, D or A]."""
         return self.places if self.whole is None else self.whole
 
     def in_order(self, values: Tensor) -> Tensor:
-        """Return values [n, K′] of places as those of the classes, [n, K]."""
+        """Reorder values [n, K′] of positions to those of the classes, [n, K]."""
         return values[:, self.positions]
 
 
@@ -231,9 +233,9 @@ _known_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def rows_of(inputs: Inputs) -> Rows | None:
-    """Return the rows that noise goes through in clusters; None for noise on the logits or too few classes.
+    """Return the clustered rows that noise goes through; None for noise on the logits or too few classes.
 
-    They are made from W alone, so that no example's prediction depends on others, and kept while W stays as it is.
+    Clusters depend on W alone, so that no prediction depends on other examples, and are cached until W changes.
     """
     assert inputs.noise is not None
     lift = inputs.noise.lift
@@ -251,17 +253,17 @@ def rows_of(inputs: Inputs) -> Rows | None:
 
 
 def _rows_in_clusters(weight: Tensor, levels: int) -> Rows:
-    """Cut the classes in halves `levels` times, each part along the axis on which its rows differ most."""
+    """Halve the classes `levels` times, each part along the axis of largest variance among its rows."""
     K, D = weight.shape
     wide = torch.promote_types(weight.dtype, torch.float32)
     start = torch.randn(D, min(D, AXES), generator=torch.Generator().manual_seed(0), dtype=wide)
     axes = torch.linalg.qr(start.to(weight.device)).Q
-    for _ in range(3):  # to the principal axes of W, about
+    for _ in range(3):  # approximates the principal axes of W
         seen = (weight @ axes.to(weight.dtype)).to(wide)
         axes = torch.linalg.qr((weight.mT @ (seen - seen.mean(0)).to(weight.dtype)).to(wide)).Q
     places = (weight @ axes.to(weight.dtype)).to(wide)
     places -= places.mean(0)
-    # The first classes stand twice where halves would not be whole.
+    # The first classes appear twice where a part cannot be halved exactly.
     parts = torch.arange(-(-K >> levels) << levels, device=weight.device).unsqueeze(0)  # [parts, classes]
     for _ in range(levels):
         there = places[parts % K]
@@ -279,7 +281,7 @@ def _rows_in_clusters(weight: Tensor, levels: int) -> Rows:
 
 
 class Selection:
-    """Which classes of each example see the noise; the columns of all tensors are places, cluster after cluster."""
+    """The classes of each example that are sampled; the columns of all tensors are positions, ordered by cluster."""
 
     def __init__(self, inputs: Inputs, choice: int | Tensor, rows: Rows | None, workspace: Workspace):
         assert inputs.noise is not None
@@ -294,14 +296,14 @@ class Selection:
         p = torch.exp(logits, out=_like(logits, "probabilities", workspace))
         total = p.sum(-1, keepdim=True)
         self.log_p = logits.sub_(total.log()).clamp_(min=LEAST)
-        self.tail = p.div_(total)  # p of all but the likeliest
+        self.tail = p.div_(total)  # p without the likeliest classes
         self.score = score.clamp_(max=LARGEST_LIFT).mul_(0.5).add_(self.log_p)
         self.stated, self.counts = (None, None) if isinstance(choice, int) else (choice, None)
         self.likeliest = largest(score, max(LIKELIEST, 4 * choice if isinstance(choice, int) else 0))  # [n, C]
         if self.stated is not None:
             places = self.stated if rows is None else rows.positions[self.stated]
             self.likeliest = torch.cat((self.likeliest, places), 1)
-            # A class that is there twice counts once.
+            # Count a class that appears twice only once.
             same = self.likeliest.unsqueeze(2) == self.likeliest.unsqueeze(1)
             self.counts = ~same.tril(-1).any(-1)
         self.tail.scatter_(1, self.likeliest, 0.0)
@@ -319,11 +321,11 @@ class Selection:
             self.means = means.transpose(0, 1) / self.mass.clamp(min=SMALLEST).unsqueeze(-1)
 
     def draw(self, examples: Examples, count: int) -> tuple[Tensor, Tensor]:
-        """Places of drawn classes [g, T] by systematic sampling of the sums of q, and what each stands for [g, T]."""
+        """Draw classes by systematic sampling of q: their positions [g, T] and weights [g, T]."""
         sums = _of(self.sums, examples)
         steps = (torch.arange(count, device=sums.device, dtype=sums.dtype) + 0.5) / count
         places = torch.searchsorted(sums, steps * sums[:, -1:]).clamp_(max=sums.shape[1] - 1)
-        # p / q, and 0 for the likeliest.
+        # p / q, or 0 for the likeliest classes.
         difference = (_of(self.log_p, examples).gather(1, places) - _of(self.score, examples).gather(1, places)).exp()
         stands_for = torch.where(_of(self.tail, examples).gather(1, places) > 0, difference, 0.0)
         total = stands_for.sum(-1, keepdim=True).clamp(min=SMALLEST)
@@ -331,12 +333,12 @@ class Selection:
 
 
 def _like(values: Tensor, name: str, workspace: Workspace) -> Tensor:
-    """Memory of the workspace, shaped like values."""
+    """Return memory of the workspace, shaped like values."""
     return workspace.take(name, values.numel()).view(values.shape)
 
 
 def _reordered(inputs: Inputs, rows: Rows, classes: Tensor, workspace: Workspace) -> Tensor:
-    """`mean_logits` with the classes in the order of the rows, and −∞ at places without one."""
+    """Compute `mean_logits` with the classes in the order of the rows, and −∞ at positions without a class."""
     mean = inputs.mean
     assert inputs.noise is not None
     out = workspace.take("logits", inputs.batch * len(classes)).view(inputs.batch, -1)
@@ -352,7 +354,7 @@ def _reordered(inputs: Inputs, rows: Rows, classes: Tensor, workspace: Workspace
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """The places of the largest values [n, K], [n, count] in no order: first blocks of places, then those in them."""
+    """Return positions [n, count] of the largest values [n, K], unsorted: first find blocks, then search in them."""
     n, K = values.shape
     blocks = K // FOLD
     if K % FOLD or blocks <= 2 * count:
@@ -364,17 +366,17 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 class Noise:
-    """The noise of a group of examples, sampled: rows of W [g, k, N] → [g, k, S or S/2]."""
+    """Sampled noise of a group of examples: rows of W [g, k, N] → [g, k, S or S/2]."""
 
     def __init__(self, gaussian: GaussianNoise, draws: Draws, wide: torch.dtype):
         self.gaussian, self.draws, self.wide = gaussian, draws, wide
         N, Q, S = gaussian.features, gaussian.size, draws.z.shape[-2]
-        # What the normals make of the noise space once, or of the rows in it first.
+        # Either draw in the noise space once, or project the rows on the basis first.
         self.direct = N * S <= DIRECT * Q * (N + S)
         self.space = gaussian.draw(draws.z.to(gaussian.dtype)) if self.direct else gaussian.basis()  # [g, S or Q, N]
 
     def of(self, rows: Tensor) -> Tensor:
-        """n of rows [g, k, N], or [k, N] of all."""
+        """Compute the noise of rows [g, k, N], or of shared rows [k, N]."""
         projected = (rows.to(self.space.dtype) @ self.space.mT).to(self.wide)
         return projected if self.direct else self.draws.noise(projected)
 
@@ -383,8 +385,9 @@ def _sample(
     result: Result, inputs: Inputs, selection: Selection, draws: Draws, examples: Examples, count: int,
     tolerance: float, workspace: Workspace,
 ) -> Tensor:  # fmt: skip
-    """Sample the likeliest and some drawn classes of a group [g], write what comes of it into the result, and return
-    how many drawn classes should do [g]: infinitely many where these did, or where no number would."""
+    """Sample the likeliest and some drawn classes of a group [g], and write the predictions into the result.
+
+    Return how many drawn classes should suffice [g]; infinity where these did, or where no number would."""
     assert inputs.noise is not None
     likeliest, (drawn, weight) = selection.likeliest[examples], selection.draw(examples, count)
     C, rest, rows = likeliest.shape[1], selection.rest[examples], selection.rows
@@ -412,13 +415,13 @@ def _sample(
             beside = torch.bmm(_rows_at(rows.places, drawn) - _rows_in(means, of_drawn), along[:, 1:])
         entropies = _of(selection.entropies, examples)
         cluster = Clustered(mass, entropies, centres, at_drawn, beside, of_drawn)
-    # Relative to the likeliest classes: what moves all logits alike moves no probability.
+    # Relative to the likeliest classes, since a shift of all logits changes no probability.
     middle = torch.bmm(own.unsqueeze(1), values[:, :C]).div_(own.sum(-1).clamp(min=SMALLEST)[:, None, None])
     values -= middle
     if cluster is not None:
         cluster = cluster._replace(noise=cluster.noise - middle, at_drawn=cluster.at_drawn - middle)
     sampled = Sampled(values, draws.paired, log_p, own, weight, cluster, workspace)
-    log_probs = log_p + sampled.ratio.log()  # log p̄ of every class that was looked at
+    log_probs = log_p + sampled.ratio.log()  # log p̄ of every sampled class
     if selection.stated is None:
         top, order = log_probs[:, :C].topk(result.indices.shape[1])
     else:
@@ -429,7 +432,7 @@ def _sample(
     mean_variance = (variance * weight).sum(-1) / rest.clamp(min=SMALLEST)
     stated = selection.stated is not None
     error = _error(sampled.effect(order), weight, rest, mean_variance, top.exp(), cluster is not None, stated)
-    # How far noise may lift others whose probabilities underflow.
+    # Upper bound on the noisy probability of the classes whose p underflows.
     largest, least = variance.amax(-1), inputs.num_classes * torch.finfo(rest.dtype).tiny
     lifted = rest.clamp(min=least) * (largest / 2 + 4 * largest.sqrt()).clamp_(max=88).exp()
     calm = torch.where(rest > 0, mean_variance <= LARGEST_VARIANCE, False) | (lifted <= tolerance / 10)
@@ -437,7 +440,7 @@ def _sample(
     if not stated:
         calm &= log_probs[:, C:].amax(-1) <= top[:, -1]
     trusted = calm & (error <= tolerance)
-    # Entropies of the tail without noise are exact; a drawn class says how noise changes that of those like it.
+    # The tail's entropy without noise is exact; drawn classes estimate how noise changes it.
     probs, before = log_probs.exp(), log_p[:, C:].exp()
     changes = (torch.special.entr(probs[:, C:]) - torch.special.entr(before)) / before.clamp(min=SMALLEST)
     entropies = selection.entropies[examples].sum(-1)
@@ -451,46 +454,46 @@ def _sample(
 
 
 def _of(values: Tensor, examples: Examples) -> Tensor:
-    """Those of some examples; whole rows are selected faster than indexed."""
+    """Select examples; index_select is faster for whole rows than indexing."""
     return values[examples] if isinstance(examples, slice) else values.index_select(0, examples)
 
 
 def _rows_at(weight: Tensor, places: Tensor) -> Tensor:
-    """Rows [..., D] of a matrix [K, D] at places [...]."""
+    """Return the rows [..., D] of a matrix [K, D] at positions [...]."""
     return weight.index_select(0, places.flatten()).view(*places.shape, weight.shape[1])
 
 
 def _rows_in(values: Tensor, places: Tensor) -> Tensor:
-    """Rows [g, t, s] of values [g, k, s] at places [g, t]; rows are selected faster than numbers gathered."""
+    """Return the rows [g, t, s] of values [g, k, s] at positions [g, t]; faster than gathering single elements."""
     start = torch.arange(0, values.shape[0] * values.shape[1], values.shape[1], device=places.device)
     return _rows_at(values.flatten(0, 1), places + start.unsqueeze(-1))
 
 
 class Clustered(NamedTuple):
-    """The clusters of a group."""
+    """The clusters of a group of examples."""
 
     mass: Tensor  # P_c, [g, M]
     entropies: Tensor  # −Σ p log p, [g, M]
     noise: Tensor  # m_c · h_s, [g, M, S or S/2]
-    at_drawn: Tensor  # that of the cluster of each drawn class, [g, T, S or S/2]
-    beside: Tensor  # what is known of (w_k − m_c) · h_s of drawn classes, and cancels in the mean, likewise
+    at_drawn: Tensor  # `noise` of each drawn class's cluster, [g, T, S or S/2]
+    beside: Tensor  # known part of (w_k − m_c) · h_s, which cancels in the mean, likewise
     of_drawn: Tensor  # the cluster of each drawn class, [g, T]
 
 
 class Sampled:
-    """Means over the samples, and their negatives if `paired`, of a group of examples.
+    """Means over the samples of a group of examples, and over their negatives if `paired`.
 
     Args:
-        noise: n of the likeliest classes and the drawn ones, [g, C + T, S or S/2]
-        log_p: of all of them, [g, C + T]
+        noise: noise of the likeliest and the drawn classes, [g, C + T, S or S/2]
+        log_p: log p of the same classes, [g, C + T]
         own: p of the likeliest classes, [g, C]
-        weight: of the drawn ones, what each stands for, [g, T]
-        clustered: the clusters that all classes but the likeliest are in, if they are.
+        weight: weight of each drawn class, [g, T]
+        clustered: the clusters of all but the likeliest classes; None without clusters.
 
     Attributes:
         ratio: p̄_k / p_k = mean_s exp(n_sk) / Z_s, [g, C + T]
         entropy: mean over the samples of −Σ_k p_sk log p_sk, [g]
-        finite: whether all of it is far within float32, [g]
+        finite: whether all values are far within float32, [g]
     """
 
     def __init__(
@@ -534,8 +537,8 @@ class Sampled:
         self.ratio, self.entropy = ratio / self.samples, entropy / self.samples
 
     def effect(self, places: Tensor) -> Tensor:
-        """What a little more of each drawn class in Z_s does to the probabilities of some, [g, k, T] for places [g, k]:
-        mean_s p_sk / Z_s times what the class has beyond the model."""
+        """Return the effect of each drawn class through Z_s on the probabilities at positions [g, k], [g, k, T]:
+        the mean over s of p_sk / Z_s times the class's deviation from the model."""
         scale = self.log_p.gather(-1, places).exp().unsqueeze(-1) / self.samples
         parts = [
             torch.bmm(_rows_in(up, places) * scale * inverse.square().unsqueeze(1), beyond.mT)
@@ -545,17 +548,17 @@ class Sampled:
 
 
 def _sum(weight: Tensor, values: Tensor) -> Tensor:
-    """Σ_k weight_k values_ks, [g, s] from [g, k] and [g, k, s]."""
+    """Compute Σ_k weight_k values_ks, [g, s], from [g, k] and [g, k, s]."""
     return torch.bmm(weight.unsqueeze(1), values).squeeze(1)
 
 
 def _error(
     effect: Tensor, weight: Tensor, rest: Tensor, variance: Tensor, probs: Tensor, modelled: bool, stated: bool
 ) -> Tensor:
-    """How far off the top probabilities together may be, or the worst of those stated and of their logarithms, [g].
+    """Estimate the joint error of the top probabilities, or the largest of the stated ones and their logarithms, [g].
 
-    effect [g, k, T] of drawn classes that weigh [g, T], together rest [g]; the variance of their noise beyond the model
-    [g], and the probabilities [g, k].
+    Takes the effect [g, k, T] and the weights [g, T] of the drawn classes, with their sum, rest [g]; the variance of
+    their noise beyond the model [g]; and the probabilities [g, k].
     """
     count, weight, whole = weight.shape[1], weight.unsqueeze(1), rest.clamp(min=SMALLEST)[:, None, None]
     middle = (effect * weight).sum(-1, keepdim=True) / whole
@@ -575,13 +578,13 @@ def _error(
         alone = (2 * variance).exp() + 1 + variance - 2 * (variance / 2).exp() * (1 + variance)
     alone = alone.clamp(min=0) / count
     safety = SAFETY * (1 + UNSURE / count**0.5)
-    # The reciprocal of an uncertain Z_s is on average too large.
+    # The reciprocal of a noisy Z_s is biased upwards.
     return safety * spread.maximum(FLOOR * probs * rest * alone.sqrt()) + share * rest.square() * alone
 
 
 def _top_labels(inputs: Inputs, mean: Tensor, variance: Tensor, draws: Draws, top_k: int) -> Result:
-    """Sigmoid: labels do not know of each other, so those of the candidates are exact; of the others, entropies are to
-    second order in the noise, with the variance scaled to that of the candidates."""
+    """Predict the top labels (sigmoid). Labels are independent, so those of the candidates are exact. Entropies of the
+    others are second-order in the noise, with its variance scaled to that of the candidates."""
     assert inputs.noise is not None
     size = min(max(SIGMOID_CANDIDATES, 4 * top_k), inputs.num_classes)
     score = torch.add(mean, variance, alpha=0.5)
@@ -613,5 +616,5 @@ def _top_labels(inputs: Inputs, mean: Tensor, variance: Tensor, draws: Draws, to
 
 
 def _label_entropy(probs: Tensor) -> Tensor:
-    """Entropy of each label, in nats."""
+    """Return the entropy of each label, in nats."""
     return torch.special.entr(probs) + torch.special.entr(1 - probs)

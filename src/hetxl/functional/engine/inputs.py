@@ -1,5 +1,5 @@
-"""What one evaluation starts from: the tensors of a logit distribution, flattened to one batch dimension. The mean
-logits have one small type for each kind of classifier; noise comes with its lift."""
+"""The inputs of one evaluation: the tensors of a logit distribution, flattened to one batch dimension. Mean logits have
+one small type for each kind of classifier; noise is stored with its lift."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,7 +26,7 @@ class LinearMean:
 
     @property
     def first(self) -> Tensor:
-        """[B, D], the tensor that says the batch, the width, the precision and the device."""
+        """Return the tensor that determines batch size, width, precision and device, [B, D]."""
         return self.features
 
     @property
@@ -47,7 +47,7 @@ class GivenMean:
 
     @property
     def first(self) -> Tensor:
-        """[B, K], as above."""
+        """Return the tensor that determines batch size, width, precision and device, [B, K]."""
         return self.mean
 
     @property
@@ -62,15 +62,15 @@ class GivenMean:
 
 @dataclass(frozen=True)
 class NoiseInput:
-    """Noise, its normals and how it reaches the logits."""
+    """Noise, its normals and its lift to the logits."""
 
-    gaussian: GaussianNoise  # with parts [B, …] or factors [R, N] that all examples share
+    gaussian: GaussianNoise  # its parts are [B, …], or factors [R, N] shared by all examples
     z: Tensor | None  # [B, S, Q] standard normals; None for evaluations without samples
-    lift: Any  # a `Lift`; that of kind "classifier" has the W of the mean logits
+    lift: Any  # a `Lift`; one of kind "classifier" has the W of the mean logits
 
     @property
     def normals(self) -> Tensor:
-        """z, for evaluations that sample."""
+        """Return z, for evaluations that sample."""
         assert self.z is not None
         return self.z
 
@@ -115,7 +115,7 @@ class Inputs:
 
     @property
     def wide(self) -> torch.dtype:
-        """The precision of all sums: float64 for float64, float32 for anything narrower."""
+        """Return the precision of all sums: float64 for float64, float32 for anything narrower."""
         return torch.float64 if self.mean.first.dtype == torch.float64 else torch.float32
 
     def tensors(self) -> dict[str, Tensor]:
@@ -155,13 +155,13 @@ class Inputs:
         """Return the precision of matrix products: autocast's, or that of the classifier."""
         own = self.mean.weight.dtype if isinstance(self.mean, LinearMean) else self.mean.mean.dtype
         device = self.temperature.device.type
-        # float64 is left alone by autocast, as torch's own products do.
+        # Autocast leaves float64 unchanged, as in torch's own products.
         if own != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
         return own
 
     def distribution_and_normals(self) -> tuple[LogitDistribution, Tensor | None]:
-        """Return these inputs as a `LogitDistribution` and z again, for the reference evaluation."""
+        """Convert these inputs back to a `LogitDistribution` and z, for the reference evaluation."""
         if isinstance(self.mean, GivenMean):
             features, classifier = self.mean.mean, lambda values: values
         else:
@@ -176,18 +176,18 @@ DIFFERENTIABLE = ("features", "weight", "bias", "mean", "factors", "scale", "res
 
 
 def _replaced(part: Part, tensors: Mapping[str, Tensor]) -> Part:
-    """Return a dataclass with those of its fields replaced that are named."""
+    """Return a dataclass with the named fields replaced."""
     return replace(part, **{field.name: tensors[field.name] for field in fields(part) if field.name in tensors})
 
 
 def batch_shape_of(distribution: LogitDistribution, z: Tensor | None) -> torch.Size:
-    """Return [...] of the result: that of the features, against which the normals' may be broadcast."""
+    """Return the batch shape [...] of the result: that of the features, to which the normals may be broadcast."""
     shape = distribution.features.shape[:-1]
     return shape if z is None else torch.broadcast_shapes(shape, z.shape[:-2])
 
 
 def gather_inputs(distribution: LogitDistribution, z: Tensor | None, temperature: Tensor | float) -> Inputs:
-    """Flatten the batch of a distribution [..., K]; the classifier must be linear where noise goes through it."""
+    """Flatten the batch of a distribution [..., K]; the classifier must be linear if noise goes through it."""
     features, batch_shape = distribution.features, batch_shape_of(distribution, z)
     if isinstance(distribution.classifier, Affine):
         weight, bias = distribution.classifier.weight, distribution.classifier.bias
@@ -211,7 +211,7 @@ def flat_batch(values: TensorOrNone, shape: torch.Size, trailing: int) -> Tensor
 
 
 def flat_noise(noise: GaussianNoise, shape: torch.Size) -> GaussianNoise:
-    """Return the Gaussians of a batch [...] as those of [B]; factors that all examples share stay shared."""
+    """Return the Gaussians of a batch [...] as those of [B]; shared factors stay shared."""
     shared = noise.factors is not None and noise.factors.dim() == 2
     factors = noise.factors if shared else flat_batch(noise.factors, shape, 2)
     scale, residual = (flat_batch(part, shape, 1) for part in (noise.scale, noise.residual))

@@ -1,12 +1,12 @@
-"""Rows of logits for a block of examples and a block of classes, and the way back from their gradients.
+"""Rows of logits for a block of examples and a block of classes, and their backward pass.
 
-For every example the logits of all samples are linear in a few rows,
+For each example, the logits of all samples are linear in a few rows,
 
     factors-first:  logits = [1, z] @ [mean; lifted basis] / τ      P = Q + 1 rows
     samples-first:  logits = rows / τ                               P = S rows, mean + lifted draws
 
 A block of rows is class-major, [k, n, P] for k classes and n examples: W times the rows, in the order in which W is
-stored, and a block of classes is a slice of it. Measured, W @ rowsᵀ takes about half the time of rows @ Wᵀ on CPUs.
+stored, and a block of classes is a slice of W. On CPUs, W @ rowsᵀ takes about half the time of rows @ Wᵀ (measured).
 """
 
 import math
@@ -22,21 +22,21 @@ from hetxl.functional.noise import GaussianNoise
 
 
 class Workspace:
-    """Scratch memory of one evaluation, used again by every block: fresh memory would cost the time to map it."""
+    """Scratch memory of one evaluation, reused by every block, since mapping new memory takes time."""
 
     def __init__(self, like: Tensor):
-        self.like = like  # of the precision and device of the sums
+        self.like = like  # has the precision and device of the sums
         self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, size: int) -> Tensor:
-        """Return flat memory of `size` elements; the next call by this name takes it over."""
+        """Return flat memory of `size` elements; the next call with the same name reuses it."""
         if name not in self._memory or self._memory[name].numel() < size:
             self._memory.pop(name, None)  # free it first
             self._memory[name] = self.like.new_empty(size)
         return self._memory[name][:size]
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return left [k, D] @ right [D, m] in the precision of the sums, in `out` or in memory of the workspace."""
+        """Compute left [k, D] @ right [D, m] in the precision of the sums, in `out` or in the workspace."""
         if left.dtype != self.like.dtype:
             narrow_product = left @ right
             return narrow_product.to(self.like.dtype) if out is None else out.copy_(narrow_product)
@@ -58,16 +58,16 @@ class Gradients:
 
     @property
     def any_noise(self) -> bool:
-        """Whether anything behind the noise needs a gradient."""
+        """Return whether any input of the noise needs a gradient."""
         return not self.needed.isdisjoint(("factors", "scale", "residual"))
 
     def of(self, name: str) -> Tensor:
-        """Return the running sum for one input, like the input but wide; zeros at first."""
+        """Return the running sum for one input, in its shape and wide precision; initially zeros."""
         if name not in self._sums:
             self._sums[name] = torch.zeros_like(self.tensors[name], dtype=self.wide)
         sums = self._sums[name]
         written = self._written.pop(name, None)
-        if written is not None:  # by products, which write before they add
+        if written is not None:  # `add_product` writes the first time and adds later
             sums[written:] = 0
             self._written[name] = len(sums)
         return sums
@@ -86,7 +86,7 @@ class Gradients:
             self._sums[name] = torch.empty_like(self.tensors[name], dtype=self.wide)
             self._written[name] = 0
         target, right = self._sums[name][classes], right.to(gradient_products(right.dtype))
-        # The first block of examples writes, the others add: no pass over the weight to make it zero.
+        # The first block of examples writes and the others add, which saves a pass over the weight to clear it.
         first = classes.start >= self._written[name]
         self._written[name] = max(self._written[name], classes.stop)
         if left.dtype == right.dtype == target.dtype:
@@ -96,11 +96,11 @@ class Gradients:
             target.copy_(product) if first else target.add_(product)
 
     def finished(self, scale: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """Return one gradient for each input, in the precision of that; None where none is needed.
+        """Return one gradient for each input, in its precision; None where none is needed.
 
-        A scale is taken in before the precision is narrowed: small gradients are why losses in float16 are scaled.
+        The scale is applied before the conversion: losses in float16 are scaled to keep small gradients.
         """
-        # `loss.backward()` scales by 1. On a CPU looking costs nothing, and saves a pass over all of the weight.
+        # `loss.backward()` scales by 1. On a CPU this check costs nothing and saves a pass over the weight.
         if scale is not None and scale.device.type == "cpu" and scale.dim() == 0 and float(scale) == 1:
             scale = None
         if scale is not None:
@@ -116,28 +116,28 @@ def gradient_products(products: torch.dtype) -> torch.dtype:
 
 
 class NoiseRows:
-    """Rows in noise space [n, P′, N], at some columns or all: draws of a Gaussian for z [n, S, Q], its basis for None.
+    """Rows in noise space [n, P′, N], at all or some columns: draws of a Gaussian for z [n, S, Q], its basis for None.
 
         draws:  z[:R] @ factors · scale + z[R:] · residual            [n, S, N]
         basis:  factors · scale, and below it residual                [n, Q, N]
 
-    Their gradients are written out: within an operator of torch there is no autograd.
+    Their gradients are explicit, since autograd does not record inside a torch operator.
     """
 
     def __init__(self, noise: GaussianNoise, count: int, z: Tensor | None, columns: slice | None = None):
         self.noise, self.count, self.columns = noise.mapped(torch.detach), count, columns
         self.z = None if z is None else z.to(noise.dtype)
-        # Factors that all examples share, with nothing of their own beside them, are a basis without a batch.
+        # Shared factors without a scale or residual give a basis without a batch dimension.
         rows = self.noise.basis().expand(count, -1, -1) if self.z is None else self.noise.draw(self.z)
         self.values = rows if columns is None else rows[..., columns]
 
     def logits(self, mean: Tensor, temperature: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Return (mean [k, n] + draws) / τ, [n, S, k], in memory of that size if given."""
+        """Compute (mean [k, n] + draws) / τ, [n, S, k], in `memory` of that size if passed."""
         out = None if memory is None else memory.view(self.values.shape)
         return torch.add(self.values, mean.T.contiguous().unsqueeze(1), out=out).div_(temperature)
 
     def backward(self, gradient: Tensor) -> dict[str, Tensor]:
-        """Return gradients of the Gaussian's parts from that of the rows."""
+        """Return gradients of the Gaussian's parts, given the gradient of the rows."""
         noise, gradients = self.noise, {}
         gradient = gradient.to(noise.dtype)
         if self.columns is not None:
@@ -156,7 +156,7 @@ class NoiseRows:
         return gradients
 
     def _of_factors(self, gradient: Tensor, shared: bool) -> Tensor:
-        """Return the gradient [R, N] or [n, R, N] of the factors from that of what they are mixed into."""
+        """Return the gradient [R, N] or [n, R, N] of the factors, given that of their mixtures."""
         if self.z is None:
             return gradient.sum(0) if shared else gradient
         z = self.z[..., : self.noise.rank]
@@ -171,8 +171,8 @@ class NoiseRows:
 
 
 def _three_parts(noise: GaussianNoise, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return factors [R, N] that all examples share, scale [n, N] and a rank-1 residual [n, N] in a precision; None for
-    noise of any other kind."""
+    """Return shared factors [R, N], scale [n, N] and a rank-1 residual [n, N], converted to a dtype; None for other
+    noise."""
     factors, scale, residual = noise.factors, noise.scale, noise.residual
     if noise.residual_kind != "rank1" or factors is None or scale is None or residual is None:
         return None
@@ -182,11 +182,11 @@ def _three_parts(noise: GaussianNoise, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 class ClassBasis:
-    """HET's basis over some classes, factors-first, written once, where the rows are: [k, n, P].
+    """HET's basis over some classes, factors-first, written directly into the rows [k, n, P].
 
         torch.cat((mean, noise.basis()), dim=1)
 
-    HET's basis is Q times as large as the mean logits, so each further pass over it costs as much as making it.
+    HET's basis is Q times as large as the mean logits, so each further pass over it costs as much as computing it.
     """
 
     def __init__(self, factors: Tensor, scale: Tensor, residual: Tensor):
@@ -194,7 +194,7 @@ class ClassBasis:
 
     @staticmethod
     def of(noise: GaussianNoise, dtype: torch.dtype) -> "ClassBasis | None":
-        """Return the basis of noise of this kind in the precision of the sums; None for any other."""
+        """Return the basis of such noise in the precision of the sums; None for other noise."""
         parts = _three_parts(noise, dtype)
         return None if parts is None else ClassBasis(*parts)
 
@@ -207,7 +207,7 @@ class ClassBasis:
         return rows
 
     def backward(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return gradients of the mean [k, n] and of the Gaussian's parts from that of the rows [k, n, P]."""
+        """Return gradients of the mean [k, n] and the Gaussian's parts, given that of the rows [k, n, P]."""
         of_basis = gradient[..., 1:-1]  # [k, n, R]
         scale = torch.bmm(of_basis, self.factors.T.unsqueeze(-1)).squeeze(-1).T  # [n, k]
         factors = torch.bmm(self.scale.T.unsqueeze(1), of_basis).squeeze(1).T  # [R, k]
@@ -215,17 +215,17 @@ class ClassBasis:
 
 
 class ClassDraws:
-    """HET's draws over some classes, samples-first, in as few passes over [n, S, k] as there can be.
+    """HET's draws over some classes, samples-first, in as few passes over [n, S, k] as possible.
 
         noise.draw(z)
 
-    HET's noise space is the classes, so its draws are as large as the logits, and what they cost is how often memory is
-    gone through. With factors J [R, k] that all examples share, and deviations v(x) and d(x) [n, k],
+    HET's noise space is the classes, so its draws are as large as the logits, and their cost is the number of passes
+    over memory. With shared factors J [R, k], and deviations v(x) and d(x) [n, k],
 
         logits = (mean + v · (z J) + z_Q d) / τ
 
-    takes a product and two passes. On the way back, with G the gradient [n, S, k], Σ_s G for the mean and Σ_s z_Q G for
-    d are one product, and zᵀ (G · v) for J is another; Σ_s G · (z J) for v takes a pass.
+    needs a product and two passes. In the backward pass, with G the gradient [n, S, k], one product gives Σ_s G for the
+    mean and Σ_s z_Q G for d, another gives zᵀ (G · v) for J, and one pass gives Σ_s G · (z J) for v.
     """
 
     def __init__(self, factors: Tensor, scale: Tensor, residual: Tensor, z: Tensor):
@@ -236,12 +236,12 @@ class ClassDraws:
 
     @staticmethod
     def of(noise: GaussianNoise, z: Tensor, dtype: torch.dtype) -> "ClassDraws | None":
-        """Return the draws of noise of this kind in the precision of the sums; None for any other."""
+        """Return the draws of such noise in the precision of the sums; None for other noise."""
         parts = _three_parts(noise, dtype)
         return None if parts is None else ClassDraws(*parts, z)
 
     def logits(self, mean: Tensor, temperature: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Return (mean [k, n] + draws) / τ, [n, S, k], in memory of that size if given."""
+        """Compute (mean [k, n] + draws) / τ, [n, S, k], in `memory` of that size if passed."""
         mean, scale, residual = (
             (part / temperature).unsqueeze(1) for part in (mean.T.contiguous(), self.scale, self.residual)
         )  # [n, 1, k]
@@ -249,8 +249,9 @@ class ClassDraws:
         return torch.addcmul(mean, self.mixed, scale, out=out).addcmul_(self.own, residual)
 
     def backward(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return gradients of the mean [k, n] and of the Gaussian's parts from that of the draws [n, S, k]; it is
-        overwritten, and so are the draws.
+        """Return gradients of the mean [k, n] and the Gaussian's parts, given that of the draws [n, S, k].
+
+        Overwrites the gradient and the draws.
         """
         weights = torch.cat((torch.ones_like(self.own), self.own), dim=-1).mT  # [n, 2, S]
         mean, residual = torch.bmm(weights, gradient).unbind(1)
@@ -265,30 +266,30 @@ def _of_classes(noise: GaussianNoise, classes: slice) -> GaussianNoise:
 
 
 class Context(NamedTuple):
-    """What all blocks of an evaluation share."""
+    """The state shared by all blocks of an evaluation."""
 
     inputs: Inputs
     order: Order
-    products: torch.dtype  # of the matrix products
-    gradients: Gradients  # where blocks add theirs
+    products: torch.dtype  # dtype of the matrix products
+    gradients: Gradients  # sums that blocks add to
     workspace: Workspace
 
     @staticmethod
     def of(inputs: Inputs, order: Order, products: torch.dtype, needed: frozenset[str] = frozenset()) -> "Context":
-        """Return that of a new evaluation, with gradients for the inputs named by `needed`."""
+        """Create the context of a new evaluation, with gradients for the inputs named by `needed`."""
         like = torch.empty(0, dtype=inputs.wide, device=inputs.temperature.device)
         return Context(inputs, order, products, Gradients(inputs.tensors(), needed, inputs.wide), Workspace(like))
 
 
 class RowBlock(ABC):
-    """Rows of logits for some examples; one subclass for each way noise reaches the logits."""
+    """Rows of logits for some examples, with one subclass for each kind of lift."""
 
     def __init__(self, context: Context, examples: slice):
         self.inputs, self.order, self.products, self.gradients, self.workspace = context
         self.examples, self.count = examples, len(range(self.inputs.batch)[examples])
-        # Whether several blocks of classes are lifted before the first of them goes back: what that takes is kept.
+        # Whether several blocks of classes are lifted before the first backward call, which needs their values.
         self.keeps = False
-        # With the rows' values and gradients at hand, τ's gradient is −⟨rows, their gradient⟩/τ: logits are rows / τ.
+        # Logits are rows / τ, so τ's gradient is −⟨rows, their gradient⟩ / τ.
         self.scaling = self.workspace.like.new_zeros(())
 
     @abstractmethod
@@ -296,48 +297,48 @@ class RowBlock(ABC):
         """Return the rows [k, n, P] of some classes, in wide precision."""
 
     def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
-        """Return sampled logits, samples-first: rows / τ, [k, n, S], in memory of that size if given."""
+        """Compute sampled logits, samples-first: rows / τ, [k, n, S], in `memory` of that size if passed."""
         rows = self.lift(classes)
         return torch.div(rows, self.inputs.temperature, out=None if memory is None else memory.view(rows.shape))
 
     @abstractmethod
     def backward(self, classes: slice, gradient: Tensor) -> None:
-        """Take the gradient [k, n, P] of the rows last lifted for these classes."""
+        """Backpropagate the gradient [k, n, P] of the rows last lifted for these classes."""
 
     def finish(self) -> None:
-        """Carry what has been gathered over the classes back to the inputs."""
+        """Backpropagate the sums over the classes to the inputs."""
         if "temperature" in self.gradients:
             self.gradients.add("temperature", -self.scaling / self.inputs.temperature)
 
     def _scale(self, gradient: Tensor, rows: Tensor) -> None:
-        """Add what rows and their gradient say of τ, if τ is learned: a pass over both."""
+        """Add the contribution of rows and their gradient to τ's gradient, if τ is learned; one pass over both."""
         if "temperature" in self.gradients:
             self.scaling += (gradient * rows).sum()
 
     def _times(self, gradient: Tensor, weight: Tensor) -> Tensor:
-        """Return gradient [m, k] @ weight [k, D], in wide precision."""
+        """Compute gradient [m, k] @ weight [k, D] in wide precision."""
         dtype = gradient_products(self.products)
         return (gradient.to(dtype) @ weight.to(dtype)).to(self.inputs.wide)
 
     def _noise_rows(self, noise: NoiseInput, classes: slice | None = None) -> NoiseRows:
-        """Return the rows of the noise of these examples, for HET those of some classes."""
+        """Return the noise rows of these examples; for HET those of some classes."""
         gaussian, rank = noise.gaussian.of_examples(self.examples), noise.gaussian.rank
         draws = noise.normals[self.examples] if self.order == "samples" else None
         if classes is None:
             return NoiseRows(gaussian, self.count, draws)
         if gaussian.residual_kind == "diagonal":
-            if draws is None:  # a diagonal residual has a row for every class: all of them, at some columns
+            if draws is None:  # a diagonal residual has one row for each class, so use all rows at these columns
                 return NoiseRows(gaussian, self.count, None, classes)
             draws = torch.cat((draws[..., :rank], draws[..., rank:][..., classes]), dim=-1)
         return NoiseRows(_of_classes(gaussian, classes), self.count, draws)
 
     def _noise_backward(self, rows: NoiseRows, gradient: Tensor, classes: slice | None = None) -> None:
-        """Add gradients of the noise's parts from that of rows [n, P′, N]."""
+        """Add gradients of the noise's parts, given that of the rows [n, P′, N]."""
         if self.gradients.any_noise:
             self._noise_add(rows.backward(gradient), classes)
 
     def _noise_add(self, parts: dict[str, Tensor], classes: slice | None) -> None:
-        """Add gradients of the noise's parts, for HET those of some classes."""
+        """Add gradients of the noise's parts; for HET those of some classes."""
         for name in parts.keys() & self.gradients.needed:
             value, target = parts[name], self.gradients.of(name)
             if name != "factors" or target.dim() == 3:
@@ -348,7 +349,7 @@ class RowBlock(ABC):
 
 
 class ClassifierRows(RowBlock):
-    """DET and HET-XL: every row, of the mean and of the noise alike, goes through the classifier in one product."""
+    """DET and HET-XL: the rows of mean and noise go through the classifier in one product."""
 
     def __init__(self, mean: LinearMean, noise: NoiseInput | None, context: Context, examples: slice):
         super().__init__(context, examples)
@@ -368,7 +369,7 @@ class ClassifierRows(RowBlock):
         return self._lift(classes, self.flat)
 
     def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
-        """Divide the rows by τ before they become K times as many."""
+        """Divide the rows by τ before the lift, where there are fewer elements."""
         temperature = self.inputs.temperature
         return self._lift(classes, (self.flat / temperature).to(self.products), temperature, memory)
 
@@ -382,7 +383,7 @@ class ClassifierRows(RowBlock):
         return lifted
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
-        """Add gradients of W and b at once; those of the rows are summed over the classes."""
+        """Add gradients of W and b; sum those of the rows over the classes."""
         flat, bias = gradient.flatten(1), self.mean.bias  # [k, n·P]
         self.gradients.add_product("weight", classes, flat, self.flat)
         if bias is not None and ("bias" in self.gradients or "temperature" in self.gradients):
@@ -407,7 +408,7 @@ class ClassifierRows(RowBlock):
 
 
 class MeanRows(RowBlock):
-    """Mean logits by themselves, and the base of those that have noise lifted beside the classifier."""
+    """Mean logits alone; base of the classes whose noise bypasses the classifier."""
 
     features: Tensor  # [n, D], of a linear classifier
 
@@ -416,11 +417,11 @@ class MeanRows(RowBlock):
         self.mean = self.inputs.mean
         if isinstance(self.mean, LinearMean):
             self.features = self.mean.features[self.examples].detach().to(self.products)
-        self.means: dict[int, Tensor] = {}  # [k, n] by the first class of a block, until its gradient comes
+        self.means: dict[int, Tensor] = {}  # [k, n] by the first class of a block, kept for its backward call
 
     def lift(self, classes: slice) -> Tensor:
         """Return the mean logits, [k, n, 1]."""
-        return self._keep_mean(classes).unsqueeze(-1).clone()  # rows are worked on in place
+        return self._keep_mean(classes).unsqueeze(-1).clone()  # rows are modified in place
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
         """Add gradients of the mean logits."""
@@ -446,7 +447,7 @@ class MeanRows(RowBlock):
         return torch.cat((mean.unsqueeze(-1), lifted), dim=-1)
 
     def _split(self, classes: slice, gradient: Tensor) -> Tensor:
-        """Take the mean's part of a gradient [k, n, P] and return that of the noise, [k, n, P′]."""
+        """Backpropagate the mean's part of a gradient [k, n, P] and return the noise's part, [k, n, P′]."""
         if self.order == "samples":
             self._mean_backward(classes, gradient.sum(-1))
             return gradient
@@ -454,7 +455,7 @@ class MeanRows(RowBlock):
         return gradient[:, :, 1:]
 
     def _mean_backward(self, classes: slice, gradient: Tensor) -> None:
-        """Add gradients from that of the mean logits, [k, n]."""
+        """Add gradients of the classifier, given that of the mean logits, [k, n]."""
         self._scale(gradient, self.means.pop(classes.start))
         if isinstance(self.mean, GivenMean):
             if "mean" in self.gradients:
@@ -467,7 +468,7 @@ class MeanRows(RowBlock):
 
 
 class ClassNoiseRows(MeanRows):
-    """HET: its noise space is the classes, so the rows of a block of classes are made when that block comes."""
+    """HET: its noise space is the classes, so the rows of a block of classes are computed for that block alone."""
 
     def __init__(self, noise: NoiseInput, context: Context, examples: slice):
         super().__init__(context, examples)
@@ -475,7 +476,7 @@ class ClassNoiseRows(MeanRows):
         self.drawn: dict[int, NoiseRows | ClassBasis | ClassDraws] = {}  # by the first class of a block
 
     def lift(self, classes: slice) -> Tensor:
-        """Return mean + noise, [k, n, P]; the next call may take the memory over."""
+        """Return mean + noise, [k, n, P]; the next call may reuse the memory."""
         if self.order == "factors":
             basis = ClassBasis.of(
                 _of_classes(self.noise.gaussian.of_examples(self.examples), classes), self.inputs.wide
@@ -487,7 +488,7 @@ class ClassNoiseRows(MeanRows):
         return self._with_mean(mean, noise.values.permute(2, 0, 1).to(self.inputs.wide))
 
     def logits(self, classes: slice, memory: Tensor | None = None) -> Tensor:
-        """Return noise made example by example, which stays so in memory: [n, S, k], seen as [k, n, S]."""
+        """Return the logits as a view [k, n, S] of [n, S, k], since noise is drawn example by example."""
         gaussian = _of_classes(self.noise.gaussian.of_examples(self.examples), classes)
         draws = ClassDraws.of(gaussian, self.noise.normals[self.examples], self.inputs.wide)
         draws = draws or self._noise_rows(self.noise, classes)
@@ -506,7 +507,7 @@ class ClassNoiseRows(MeanRows):
         if not isinstance(draws, NoiseRows):
             mean, parts = draws.backward(gradient if isinstance(draws, ClassBasis) else gradient.permute(1, 2, 0))
             self._mean_backward(classes, mean)
-            # ⟨rows, their gradient⟩ without a pass over either: rows are linear in v and d together.
+            # ⟨rows, their gradient⟩ without a pass over either, since the noise is jointly linear in v and d.
             self._scale(parts["scale"], draws.scale)
             self._scale(parts["residual"], draws.residual)
             self._noise_add(parts, classes)
@@ -517,7 +518,7 @@ class ClassNoiseRows(MeanRows):
 
 
 class HashRows(MeanRows):
-    """HET-H: classes read the rows of their bucket."""
+    """HET-H: each class reads the rows of its bucket."""
 
     def __init__(self, noise: NoiseInput, context: Context, examples: slice):
         super().__init__(context, examples)
@@ -531,7 +532,7 @@ class HashRows(MeanRows):
         return self._with_mean(self._keep_mean(classes), lifted)
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
-        """Add gradients of the classifier; those of the buckets are summed over the classes."""
+        """Add gradients of the classifier; sum those of the buckets over the classes."""
         of_noise = self._split(classes, gradient)
         if self.gathered is None:
             self.gathered = torch.zeros_like(self.values, dtype=self.inputs.wide)
@@ -561,7 +562,7 @@ class ProjectionRows(MeanRows):
         return self._with_mean(mean, lifted.unflatten(1, (self.count, -1)))
 
     def backward(self, classes: slice, gradient: Tensor) -> None:
-        """Add gradients of the classifier and of W′; those of the noise are summed over the classes."""
+        """Add gradients of the classifier and of W′; sum those of the noise over the classes."""
         flat = self._split(classes, gradient).flatten(1)  # [k, n·P′]
         self.gradients.add_product("projection", classes, flat, self.values)
         of_values = self._times(flat.T, self.projection[classes])
@@ -576,7 +577,7 @@ class ProjectionRows(MeanRows):
 
 
 def row_block(context: Context, examples: slice) -> RowBlock:
-    """Return the rows of some examples."""
+    """Return the row block of some examples, by the kind of their lift."""
     mean, noise = context.inputs.mean, context.inputs.noise
     beside = {"identity": ClassNoiseRows, "hash": HashRows, "projection": ProjectionRows}
     if noise is not None and noise.lift.kind in beside:

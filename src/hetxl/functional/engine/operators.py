@@ -1,9 +1,9 @@
-"""The evaluations as operators of torch, for graphs that are compiled.
+"""The evaluations as torch operators, for compiled graphs.
 
-`torch.compile` does not look inside an operator: it knows the shapes of its results (`register_fake`), its gradients
-(`register_autograd`), and calls it. Going through blocks stays Python's business, and the graph is whole. An operator
-takes tensors and plain values only, so a job is taken apart into both and put together again inside; a kernel for
-another device would be registered for the same operators. Outside of compilation nothing goes through here.
+`torch.compile` does not trace an operator: it knows the shapes of its results (`register_fake`) and its gradients
+(`register_autograd`), and calls it. The loop over blocks stays in Python, without a graph break. An operator accepts
+only tensors and plain values, so a job is split into both and rebuilt inside. A kernel for another device would be
+registered for the same operators. Without compilation these operators are not used.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from hetxl.functional.targets import LabelLists, Targets, Weights
 
 
 def take_apart(inputs: Inputs) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of an evaluation by name, those with gradients first, and the kinds of its noise."""
+    """Split an evaluation into its tensors by name, those with gradients first, and the kinds of its noise."""
     tensors, noise = inputs.tensors(), inputs.noise
     if noise is None:
         return tensors, ""
@@ -32,7 +32,7 @@ def take_apart(inputs: Inputs) -> tuple[dict[str, Tensor], str]:
 
 
 def put_together(tensors: dict[str, Tensor], kinds: str) -> Inputs:
-    """Return the evaluation that was taken apart."""
+    """Rebuild an evaluation from its parts."""
     if "mean" in tensors:
         mean = GivenMean(tensors["mean"])
     else:
@@ -54,17 +54,17 @@ def _lift(kind: str, tensors: dict[str, Tensor]) -> Lift:
 
 
 def named(tensors: Sequence[Tensor], names: str) -> dict[str, Tensor]:
-    """Return tensors by their names, which are one text with commas."""
+    """Return tensors by their names, a string separated by commas."""
     return dict(zip(names.split(","), tensors, strict=True))
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that makes a function an operator `hetxl::name`, whose results are new tensors."""
+    """Return a decorator that registers a function as operator `hetxl::name`, whose results are new tensors."""
     return torch.library.custom_op(f"hetxl::{name}", mutates_args=())
 
 
 def run_compiled(job: Job) -> Tensor:
-    """Return `job.run()` through an operator, for a graph that is compiled."""
+    """Compute `job.run()` through an operator, for a compiled graph."""
     tensors, kinds = take_apart(job.inputs)
     needs = [name for name in job.inputs.tensors() if torch.is_grad_enabled() and tensors[name].requires_grad]
     tensors |= job.constants()
@@ -77,7 +77,7 @@ def _evaluate(
     tensors: Sequence[Tensor], names: str, kinds: str, needed: str, kind: str, products: torch.dtype, link: str,
     order: str, budget: int, scalar: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """The result of a job; if that is one number, with the gradients that are needed behind it."""
+    """Return the result of a job; a scalar is followed by the required gradients."""
     job = _job(tensors, names, kinds, kind, products, link, order, budget, scalar)
     wants = frozenset(needed.split(",") if needed else ())
     with torch.no_grad(), job.plain_precision():
@@ -90,7 +90,7 @@ def _evaluate_backward(
     tensors: Sequence[Tensor], names: str, kinds: str, needed: str, kind: str, products: torch.dtype, link: str,
     order: str, budget: int, scalar: bool, output: Tensor, gradient: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients that are needed, from that of a result."""
+    """Return the required gradients, given that of a result."""
     job = _job(tensors, names, kinds, kind, products, link, order, budget, scalar)
     with torch.no_grad(), job.plain_precision():
         evaluation = job.evaluation(job.inputs.tensors(), frozenset(needed.split(",")))
@@ -99,7 +99,7 @@ def _evaluate_backward(
 
 
 def _finished(gradients: Any) -> list[Tensor]:
-    """Gradients in memory of their own, as an operator has to return them."""
+    """Return gradients that share no memory, as an operator must."""
     return [gradient for gradient in gradients.finished() if gradient is not None]
 
 
@@ -107,7 +107,7 @@ def _job(
     tensors: Sequence[Tensor], names: str, kinds: str, kind: str, products: torch.dtype, link: Any, order: Any,
     budget: int, scalar: bool,
 ) -> Job:  # fmt: skip
-    """Put a job together."""
+    """Rebuild a job from its parts."""
     parts = named(tensors, names)
     how = (put_together(parts, kinds), products, link, order or None, budget or None)
     if kind == "log_probs":
@@ -145,7 +145,7 @@ def _backward_shapes(tensors: Sequence[Tensor], names: str, kinds: str, needed: 
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A gradient of a tensor, by its shape."""
+    """Return an empty gradient with the shape of a tensor."""
     return torch.empty_like(tensor, memory_format=torch.preserve_format)
 
 
@@ -158,7 +158,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-    """The gradients of the tensors: formed in the forward pass and scaled, or from a second pass over the blocks."""
+    """Return the gradients of the tensors: those of the forward pass, scaled, or from a second pass over the blocks."""
     names, _, needed, *how = ctx.described
     gradient = gradients[0]
     rest = (None,) * len(ctx.described)

@@ -1,4 +1,4 @@
-"""How an evaluation is done, settled before it starts: by which implementation, and cut into which blocks."""
+"""Plan an evaluation before it starts: choose the implementation and the sizes of the blocks."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ DEFAULT_BUDGET = 448 * 2**20
 CACHED_LOGITS = 2**21
 """Sampled logits worked on at a time: few enough to stay in a processor's cache from one operation to the next."""
 
-GROUPED_ROWS = 512  # rows that make a product with W efficient; more at a time gain nothing
+GROUPED_ROWS = 512  # rows at which a product with W becomes efficient; more do not help
 
 LiftCost = Literal["product", "copy"]
 OTHERS: dict[str, Any] = {"reference": reference}
@@ -27,10 +27,10 @@ IMPLS = ("auto", "blocked", *OTHERS)
 
 
 def choose_impl(impl: str, distribution: LogitDistribution, z: Tensor | None) -> Any:
-    """Return the module of `OTHERS` that does an evaluation, None for the blocks.
+    """Return the module of `OTHERS` that computes an evaluation, or None for evaluation in blocks.
 
-    "auto" takes the blocks wherever they cover the case, and the reference otherwise; the others force one. A kernel
-    for a GPU is one more of `OTHERS`, and "auto" would take it here.
+    "auto" chooses blocks wherever they cover the case, and the reference otherwise; other names force an
+    implementation. A kernel for GPUs would be one more entry in `OTHERS`, which "auto" chooses here.
     """
     one_of("impl", impl, IMPLS)
     if impl in OTHERS:
@@ -49,20 +49,20 @@ def choose_impl(impl: str, distribution: LogitDistribution, z: Tensor | None) ->
 
 @dataclass(frozen=True)
 class Plan:
-    """What was chosen, and what it is expected to cost. Printing it tells the reasons.
+    """The choices for an evaluation and its expected cost. Printing the plan shows the reasons.
 
     Attributes:
-        order: "samples" or "factors", what goes through the lift.
+        order: "samples" or "factors": which of them are lifted.
         rows: P, rows of logits for each example: S or Q + 1.
-        batch_block: examples whose rows exist at a time.
-        group: examples whose sampled logits exist at a time.
-        sample_block: samples whose logits exist at a time.
-        class_block: classes whose rows exist at a time; K for all.
-        passes: 1, or 2 when the classes are gone through twice: once for the normalisers, once for the gradients.
+        batch_block: number of examples whose rows are in memory at once.
+        group: number of examples whose sampled logits are in memory at once.
+        sample_block: number of samples whose logits are in memory at once.
+        class_block: number of classes whose rows are in memory at once; K for all.
+        passes: 1, or 2 for two passes over the classes: one for the normalisers, one for the gradients.
         flops: floating-point operations of loss and gradients, multiplications and additions counted separately.
         bytes: working memory beyond inputs and gradients.
-        budget: the bytes it was allowed.
-        sizes: B, D, K, N, Q and S that it was made for.
+        budget: the limit on `bytes`.
+        sizes: B, D, K, N, Q and S of the evaluation.
     """
 
     order: Order
@@ -114,12 +114,12 @@ def plan(
         noise_features: N; 0 without noise.
         size: Q, rows of the basis; 0 without noise.
         num_samples: S
-        dtype: of the features; sums are at least float32.
-        device: a cache-sized block of samples is for CPUs; others get what the budget allows.
-        linear: whether noise passes a lift that is known to be linear; samples-first otherwise.
+        dtype: dtype of the features; sums are at least float32.
+        device: on CPUs a block of samples fits in the cache; on other devices it fills the budget.
+        linear: whether the lift is known to be linear; otherwise the order is "samples".
         lift: "product" for a lift through W or W′, "copy" for HET and HET-H, whose lift costs nothing.
-        order: to force one.
-        memory_budget: bytes of working memory; 448 MiB unless stated. One example and one class always go.
+        order: an order to force; None for the cheaper one.
+        memory_budget: bytes of working memory [default: 448 MiB]. A block has at least one example and one class.
     """
     budget = DEFAULT_BUDGET if memory_budget is None else integer_at_least("memory_budget", memory_budget, 1)
     if order is not None:
@@ -133,14 +133,14 @@ def plan(
     lift_row = (noise_features or in_features) * num_classes if lift == "product" else num_classes
     mixing = samples * (size + 1) * num_classes
     cost = {"samples": samples * lift_row, "factors": (size + 1) * lift_row + mixing}
-    if lift == "copy":  # drawing in logit space costs what mixing costs, and leaves more to go back through
+    if lift == "copy":  # drawing in logit space costs as much as mixing, and its backward pass costs more
         cost["samples"] += samples * max(size - 1, 0) * num_classes
     if order is None:
         prefers_factors = cost["factors"] < cost["samples"] or (lift == "copy" and samples > size)
         order = "factors" if linear and size and prefers_factors else "samples"
     rows = size + 1 if order == "factors" else samples
     blocks = _blocks(order, link, batch, num_classes, rows, samples, width, budget, torch.device(device).type == "cpu")
-    # Forward in each pass, and back to the rows and to W; the mean logits go through W by themselves in HET and HET-H.
+    # Forward in each pass, backward to the rows and to W; in HET and HET-H only the mean logits go through W.
     products = batch * in_features * num_classes if lift == "copy" else batch * rows * lift_row
     flops = 2 * ((2 + blocks.passes) * products)
     if order == "factors" or lift == "copy":
@@ -171,15 +171,15 @@ class _Blocks(NamedTuple):
 def _blocks(
     order: Order, link: Link, batch: int, classes: int, rows: int, samples: int, width: int, budget: int, cached: bool
 ) -> _Blocks:
-    """The sizes of the blocks, and the bytes they take."""
+    """Return the sizes of the blocks and their bytes."""
     batch, samples = max(batch, 1), max(samples, 1)
     by_rows = min(batch, -(-GROUPED_ROWS // rows))
     if order == "samples":
-        # The rows are the sampled logits: all of an example's at once, and worked on in place.
+        # The rows are the sampled logits: all those of an example at once, modified in place.
         column = width * rows * (2 if link == "sigmoid" else 1)  # bytes for one class of one example
         fitting = budget // (column * classes)
         worthwhile = min(batch, max(by_rows, CACHED_LOGITS // (classes * rows)))
-        # Fewer than 64 rows at a time would leave W's bandwidth the limit.
+        # With fewer than 64 rows at once, reading W would limit the speed.
         if fitting >= min(worthwhile, -(-64 // rows)):
             block = max(1, min(worthwhile, fitting))
             return _Blocks(block, block, samples, classes, 1, column * classes * block)
@@ -187,13 +187,13 @@ def _blocks(
         passes = 1 if link == "sigmoid" else 2
         return _Blocks(by_rows, by_rows, samples, class_block, passes, column * class_block * by_rows)
 
-    if link == "sigmoid":  # classes are independent: a block of them is finished with all its samples in one pass
+    if link == "sigmoid":  # classes are independent: one pass computes all samples of a block
         sampled = 3 * width * max(CACHED_LOGITS, samples)
         fitting = max(budget - sampled, 0) // (width * classes * rows)
         block = max(1, min(by_rows, fitting))
         class_block = classes if fitting >= 1 else max(1, (budget - sampled) // (width * rows))
         return _Blocks(block, 1, samples, class_block, 1, sampled + width * class_block * block * rows)
-    # Whole vectors of samples: reductions over the classes are several times slower for other widths.
+    # Use whole vectors of samples: reductions over the classes are several times slower for other widths.
     sample_block = min(samples, max(32, CACHED_LOGITS // classes // 32 * 32) if cached else samples)
     group = max(1, min(batch, CACHED_LOGITS // (classes * sample_block)))
     shared = width * classes * group * (2 * rows + sample_block)  # a copy of the rows, their gradients, the logits
@@ -201,7 +201,7 @@ def _blocks(
     if fitting >= group:
         block = min(max(group, min(by_rows, fitting) // group * group), batch)
         return _Blocks(block, group, sample_block, classes, 1, shared + width * classes * block * rows)
-    # Not even one example's rows fit: go through the classes in blocks, twice.
+    # The rows of one example do not fit: process the classes in blocks, in two passes.
     column = width * (3 * rows + sample_block)
     class_block = min(classes, max(1, budget // column))
     return _Blocks(1, 1, sample_block, class_block, 2, column * class_block)

@@ -1,4 +1,4 @@
-"""Prediction in blocks: averaged probabilities of all classes, or the top ones without a tensor of all."""
+"""Prediction in blocks: averaged probabilities of all classes, or of the top classes without a tensor of all."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from hetxl.registry import Link
 
 METHODS = ("mc", "deterministic", *APPROXIMATIONS)
 
-MANY_SAMPLES = 512  # from which on samples of all classes may be replaced by a fit to some of them
+MANY_SAMPLES = 512  # from this number on, a fit to some samples may replace samples of all classes
 
 TOLERANCE = 5e-4
 """How far off the probabilities of the top classes may be, by estimate, when not all classes are sampled."""
@@ -33,9 +33,9 @@ class Summary(NamedTuple):
     Attributes:
         log_probs: [..., K], or [..., k] for the top classes, most probable first.
         indices: [..., k], or None for all classes.
-        entropy: [...], of the averaged probabilities.
-        expected_entropy: [...], mean over the samples of the entropy of each.
-        left_out: [...], estimated probability of classes that were not sampled by themselves; None when all were.
+        entropy: [...], entropy of the averaged probabilities.
+        expected_entropy: [...], mean entropy of the samples.
+        left_out: [...], estimated probability of classes that were not sampled individually; None if all were.
     """
 
     log_probs: Tensor
@@ -45,7 +45,7 @@ class Summary(NamedTuple):
     left_out: Tensor | None
 
     def of_classes(self, classes: Tensor) -> "Summary":
-        """The same of some classes [..., k] alone, from a prediction of all."""
+        """Restrict a prediction of all classes to some of them, [..., k]."""
         return self._replace(log_probs=self.log_probs.gather(-1, classes), indices=classes)
 
 
@@ -64,16 +64,16 @@ def mc_predict(
     memory_budget: int | None = None,
     impl: str = "auto",
 ) -> Summary:
-    """Averaged probabilities, all or the top ones, with entropies; without gradients.
+    """Return averaged probabilities of all or the top classes, with entropies, without gradients.
 
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return probs.topk(top_k)
 
     Args beside those of `mc_log_probs`:
         method: "mc", "deterministic", or one of `hetxl.functional.APPROXIMATIONS`.
-        top_k: only the k most probable classes.
-        classes: only these of each example, [..., k] ids, in their order; instead of top_k.
-        tolerance: with top_k, how far off their probabilities may be, by estimate, to save work; 0 samples every class.
+        top_k: return only the k most probable classes.
+        classes: return only these classes of each example, [..., k] ids, in this order; instead of top_k.
+        tolerance: with top_k, the largest estimated error of their probabilities; 0 samples every class.
     """
     if method == "deterministic" or distribution.noise is None:
         distribution, z, method = distribution.without_noise(), None, "mc"
@@ -100,7 +100,7 @@ def mc_predict(
 
 
 def selected(log_probs: Tensor, choice: int | Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable classes of log-probabilities [..., K], or those stated [..., k], and their ids."""
+    """Select the most probable classes of log-probabilities [..., K], or the stated [..., k], with their ids."""
     return log_probs.topk(choice) if isinstance(choice, int) else (log_probs.gather(-1, choice), choice)
 
 
@@ -109,7 +109,7 @@ def _predict(
     tensors: Sequence[Tensor], names: str, kinds: str, link: str, method: str, top_k: int, tolerance: float, order: str,
     budget: int,
 ) -> list[Tensor]:  # fmt: skip
-    """The columns of a `Summary` of a flat batch; indices only with top_k, and 0 where nothing was left out."""
+    """Return the columns of a `Summary` of a flat batch; indices only with top_k, and 0 if nothing was left out."""
     inputs = put_together(named(tensors, names), kinds)
     options: Any = (link, method, top_k or None, tolerance, order or None, budget)
     parts = joined(list(_chunks(inputs, *options)), torch.Size((inputs.batch,)))
@@ -141,11 +141,11 @@ def _as_operator(
 
 
 def joined(parts: Sequence[tuple[Any, ...]], shape: torch.Size) -> Summary:
-    """The summaries of parts of a flat batch as one of a batch [...]; a column that the first has not is None."""
+    """Join summaries of parts of a flat batch into one of a batch [...]; columns missing in the first are None."""
     columns: list[Any] = []
     for column in zip(*parts, strict=True):
         together = None if column[0] is None else torch.cat(column)
-        # one example alone has a shape of ()
+        # a single example has the shape ()
         columns.append(None if together is None else together.view((*shape, *together.shape[1:])))
     return Summary(*columns)
 
@@ -154,14 +154,14 @@ def _chunks(
     inputs: Inputs, link: Link, method: str, choice: int | Tensor | None, tolerance: float, order: Order | None,
     budget: int,
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-    """The batch in chunks, so that no [B, K] tensor exists for the top classes or those stated [B, k]: the five columns
-    of a `Summary` for each."""
+    """Yield the five columns of a `Summary` for each chunk of the batch, so that the top or stated classes [B, k] need
+    no [B, K] tensor."""
     few = method == "mc" and choice is not None and tolerance > 0
     if isinstance(choice, Tensor):
         few = few and link == "softmax" and candidates.applies(inputs, choice.shape[1])
     else:
         few = few and candidates.applies(inputs, choice or 1)
-    # The mean logits of a chunk and a few tensors like them; more rows at a time gain nothing.
+    # Allow for the mean logits of a chunk and a few tensors of that size; more rows at once gain nothing.
     size = max(1, min(inputs.batch, 64, budget // (32 * inputs.num_classes)))
     shared = (candidates.rows_of(inputs) if few else None, Workspace(inputs.temperature))
     for examples in slices(inputs.batch, size):
@@ -174,7 +174,7 @@ def _chunks(
 
 
 def _whole(inputs: Inputs, link: Link, method: str, order: Order | None, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """log p̄ [n, K], entropy [n] and expected entropy [n] of all classes."""
+    """Return log p̄ [n, K], entropy [n] and expected entropy [n] over all classes."""
     products = inputs.product_precision()
     if method != "mc":
         plan = plan_for(inputs, link, "factors", budget)
@@ -209,10 +209,10 @@ def _by_candidates(
     inputs: Inputs, link: Link, choice: int | Tensor, tolerance: float, order: Order | None, budget: int,
     rows: candidates.Rows | None, workspace: Workspace,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The top or stated classes of a chunk: from few candidates, or where those do not do from samples of all."""
+    """Predict the top or stated classes of a chunk from few candidates, or all classes where these do not suffice."""
     *columns, trusted = candidates.top_classes(inputs, link, choice, tolerance, rows, workspace)
     waiting = (~trusted).nonzero().squeeze(-1)
-    # Pilots see all classes: that pays beside very many samples.
+    # Pilots sample all classes, which saves time only with very many samples.
     top_k = choice if isinstance(choice, int) else None
     pays = top_k is not None and inputs.samples >= MANY_SAMPLES and pilots.prunable(inputs, top_k, budget)
     for some in waiting.split(8 if pays else 64):
@@ -231,7 +231,7 @@ def _by_candidates(
 def _by_pilots(
     inputs: Inputs, link: Link, top_k: int, tolerance: float, order: Order | None, budget: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of a few examples, from samples of all classes: of few candidates, of more, or of all."""
+    """Predict the top classes of a few examples with pilots, from few candidates, from more, or from all classes."""
     examples = slice(0, inputs.batch)
     block = row_block(Context.of(inputs, "factors", inputs.product_precision()), examples)
     rows = inputs.temperature.new_empty(inputs.batch, inputs.num_classes, inputs.noise_size + 1)
@@ -244,7 +244,7 @@ def _by_pilots(
     columns += [rows.new_zeros(inputs.batch) for _ in range(3)]
     for size in pilots.sizes_for(inputs.num_classes, top_k):
         some = rows, mixing, seen
-        if len(waiting) < inputs.batch:  # the first time round nothing is copied
+        if len(waiting) < inputs.batch:  # the first iteration needs no copies
             some = rows[waiting], mixing[waiting], seen.of(waiting)
         chosen = pilots.choose_candidates(*some, size, top_k, tolerance, link)
         done = chosen.enough.nonzero().flatten()
@@ -269,14 +269,14 @@ def _among(
     mixing: Tensor,
     seen: pilots.Pilots,
     chosen: pilots.Candidates,
-    examples: Tensor,  # places in the chunk
+    examples: Tensor,  # positions in the chunk
     which: Tensor,  # rows of the candidates
     top_k: int,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The top classes of examples among their candidates, and whether they are to be trusted."""
+    """Predict the top classes of examples among their candidates, and judge whether the result can be trusted."""
     classes = chosen.classes[which]  # [n, C]
-    if len(examples) < len(rows):  # all of them need no copy
+    if len(examples) < len(rows):  # a selection of all needs no copy
         rows, mixing = rows[examples], mixing[examples]
     few = rows.gather(1, classes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))  # [n, C, P]
     logits = torch.bmm(few, mixing.mT)  # [n, C, S]
@@ -287,7 +287,7 @@ def _among(
             top_k,
             lambda samples: pilots.weigh_exactly(rows, mixing, classes, samples),
         )
-        # The others are not one class, but as many as their spread says.
+        # The others are not one class: add the entropy of their distribution.
         more = left_out * (chosen.spread[which] - left_out.clamp(min=1e-30).log())
         entropy = softmax_entropy(log_probs) + more
         expected = expected + left_out * chosen.spread[which]

@@ -4,8 +4,8 @@ For one example, with u_s the logits of sample s (already divided by τ), p_s th
 
     loss = −(logsumexp_s log p_s[y] − log S)          d loss / d u_s = w_s (p_s − onehot(y)),  w_s = p_s[y] / Σ p_s′[y].
 
-In factors-first u = M z̃ᵀ with z̃ = [1, z] / τ, so d loss / d M = Σ_s w_s (p_s − onehot(y)) z̃_sᵀ. The weights w need all
-samples; they are carried relative to the largest log p_s[y] so far, and the sums rescaled when it grows.
+In factors-first u = M z̃ᵀ with z̃ = [1, z] / τ, so d loss / d M = Σ_s w_s (p_s − onehot(y)) z̃_sᵀ. The weights w depend
+on all samples, so they are kept relative to the largest log p_s[y] so far, and the sums are rescaled when it grows.
 
 Sampled logits are class-major, [g, k, s] for g examples: both products with them then run along their rows, and the
 reductions over classes run over whole vectors of samples.
@@ -16,20 +16,20 @@ import math
 import torch
 from torch import Tensor
 
-VECTOR = 32  # columns that a maximum over rows takes at a time: six times faster when their number is a multiple of it
-LARGEST = 60.0  # noise whose exponential, and that of its negative, are far within float32
-NEVER = -1e30  # a logit that no exponential sees
+VECTOR = 32  # vector width: a maximum over rows is six times faster if the number of columns is a multiple of it
+LARGEST = 60.0  # exp(±noise) is far within float32 up to this noise
+NEVER = -1e30  # a logit whose exponential is 0
 
 
 def exp_columns(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(logits − max) in place of logits [g, k, s], and the maximum and the sum over the classes, two of [g, s]."""
+    """Replace logits [g, k, s] by exp(logits − max); return the maximum and the sum over the classes, two of [g, s]."""
     top = column_max(logits)
     logits.sub_(top.unsqueeze(1)).exp_()
     return top, logits.sum(1)
 
 
 def column_max(logits: Tensor) -> Tensor:
-    """logits.amax(1) of [g, k, s], with several classes put side by side first where they lie so in memory."""
+    """Return logits.amax(1) of [g, k, s]; classes that are adjacent in memory are first joined to wider rows."""
     group, classes, samples = logits.shape
     rows = logits.transpose(0, 1)  # [k, g, s]
     if rows.is_contiguous():
@@ -44,38 +44,38 @@ def column_max(logits: Tensor) -> Tensor:
 
 
 def _fold(width: int, classes: int) -> int:
-    """How many rows of a width to put side by side to reach whole vectors; 1 when that does not go."""
+    """Return how many rows of a width to join to get whole vectors; 1 if that is not possible."""
     fold = VECTOR // math.gcd(VECTOR, width)
     return 1 if classes % fold else fold
 
 
 class Mixer:
-    """u = M z̃ᵀ for a group of examples and a block of samples, and back, in buffers that are used again."""
+    """Compute u = M z̃ᵀ for a group of examples and a block of samples, and its backward pass, in reused buffers."""
 
-    def __init__(self, group: int, classes: int, rows: int, samples: int, like: Tensor):  # the most of each; P rows
+    def __init__(self, group: int, classes: int, rows: int, samples: int, like: Tensor):  # maximum of each; P rows
         self.logits = like.new_empty(group * classes * samples)
         self.rows = like.new_empty(group, classes, rows)
         self.sums: Tensor | None = None
         self.first = True
 
     def start(self, rows: Tensor) -> None:
-        """Take the rows [k, g, P] of a group."""
+        """Start a group with its rows [k, g, P]."""
         classes, group, _ = rows.shape
-        # A copy, because products with contiguous rows are much faster than with every n-th.
+        # Copy, because products with contiguous rows are much faster than with strided ones.
         self.current = self.rows[:group, :classes].copy_(rows.transpose(0, 1))
         self.first = True
 
     def sample(self, mixing: Tensor) -> Tensor:
-        """Logits [g, k, s] from z̃ [g, s, P]."""
+        """Compute logits [g, k, s] from z̃ [g, s, P]."""
         group, classes, _ = self.current.shape
         out = self.logits[: group * classes * mixing.shape[1]].view(group, classes, mixing.shape[1])
-        if group == 1:  # one product is faster than a batch of one
+        if group == 1:  # a single product is faster than a batch of one
             torch.mm(self.current[0], mixing[0].T, out=out[0])
             return out
         return torch.bmm(self.current, mixing.mT, out=out)
 
     def add(self, logits: Tensor, mixing: Tensor, decay: Tensor | None = None) -> None:
-        """Add logits [g, k, s] @ z̃ [g, s, P] to the gradients, after scaling what is there by `decay` [g]."""
+        """Add logits [g, k, s] @ z̃ [g, s, P] to the gradients, after scaling these by `decay` [g]."""
         if self.sums is None:
             self.sums = torch.empty_like(self.rows)
         sums = self.sums[: self.current.shape[0], : self.current.shape[1]]
@@ -91,18 +91,18 @@ class Mixer:
         self.first = False
 
     def gradient(self) -> Tensor:
-        """What was added since `start`, [k, g, P]; good until the next."""
+        """Return the sum since `start`, [k, g, P]; valid until the next `start`."""
         assert self.sums is not None
         return self.sums[: self.current.shape[0], : self.current.shape[1]].transpose(0, 1)
 
 
 def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, backward: bool) -> tuple[Tensor, Tensor]:
-    """−log p̄[y] of the group a mixer holds, with the rows of all classes, in one pass over the samples.
+    """Return −log p̄[y] of the group in a mixer, which has the rows of all classes, in one pass over the samples.
 
         u = mixing @ rows                                        # [g, S, K] from z̃ [g, S, P]
         loss = -(logsumexp(log_softmax(u, -1)[y], -1) - log(S))  # [g]
 
-    With `backward` the gradients are left in the mixer; they are to be multiplied by the second result, a scale [g].
+    With `backward` the mixer contains the gradients, to be multiplied by the second result, a scale [g].
     """
     group, samples, width = mixing.shape
     top = mixing.new_full((group,), -math.inf)
@@ -117,7 +117,7 @@ def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, ba
         log_p = target - column_top - column_sum.log()  # [g, s]
         new_top = torch.maximum(top, log_p.amax(-1))
         decay = (top - new_top).exp()
-        share = (log_p - new_top.unsqueeze(-1)).exp()  # w_s, up to its sum
+        share = (log_p - new_top.unsqueeze(-1)).exp()  # w_s before normalisation
         total = total * decay + share.sum(-1)
         if backward:
             mixer.add(logits, part * (share / column_sum).unsqueeze(-1), decay)
@@ -129,7 +129,7 @@ def factors_nll(mixer: Mixer, mixing: Tensor, ids: Tensor, sample_block: int, ba
 
 
 def subtract_at_targets(rows: Tensor, ids: Tensor, values: Tensor, start: int = 0) -> None:
-    """rows[y − start, i] −= values[i] for every example i whose label lies in the block: [k, g, P], [g], [g, P]."""
+    """rows[y − start, i] −= values[i] for each example i whose label is in the block: [k, g, P], [g], [g, P]."""
     inside = ids - start
     hit = (inside >= 0) & (inside < rows.shape[0])
     index = (torch.where(hit, inside, 0), torch.arange(len(ids), device=ids.device))
@@ -137,20 +137,20 @@ def subtract_at_targets(rows: Tensor, ids: Tensor, values: Tensor, start: int = 
 
 
 def exclude(logits: Tensor, classes: Tensor | None, examples: slice, group: slice, block: slice) -> None:
-    """Make the logits [g, k, s] of one class of each example so small that it does not count, in place.
+    """Exclude one class of each example by a very small logit, in place of the logits [g, k, s].
 
-    They are those of the examples at `group` within `examples`, for the classes of `block`; `classes` [B] may be −1.
+    These belong to the examples at `group` within `examples` and the classes of `block`; `classes` [B] may be −1.
     """
     if classes is None:
         return
     inside = classes[examples][group] - block.start
     hit = ((inside >= 0) & (inside < logits.shape[1])).nonzero().squeeze(-1)
-    # Not −inf: where it is the only class of a block, the maximum is subtracted from itself.
+    # Not −inf, because the maximum is subtracted: −inf minus itself is NaN if the class is alone in its block.
     logits[hit, inside[hit]] = NEVER
 
 
 class Normalisers:
-    """Running maximum and sum over blocks of classes, giving logsumexp over all of them: [g, S]."""
+    """Running maximum and sum over blocks of classes, for logsumexp over all of them: [g, S]."""
 
     def __init__(self, like: Tensor, group: int, samples: int):
         self.top = like.new_full((group, samples), -math.inf)
@@ -158,9 +158,9 @@ class Normalisers:
         self.target = like.new_zeros(group, samples)
 
     def add(self, logits: Tensor, ids: Tensor, samples: slice, start: int) -> Tensor:
-        """Take the logits [g, k, s] of some samples for the classes from `start` on.
+        """Add the logits [g, k, s] of some samples for the classes from `start` on.
 
-        They are overwritten by exp(logits − top), with the maximum top [g, s] over these classes, which is returned.
+        Overwrites them by exp(logits − top) and returns top [g, s], their maximum over these classes.
         """
         inside = ids - start
         hit = (inside >= 0) & (inside < logits.shape[1])
@@ -174,32 +174,32 @@ class Normalisers:
         return top
 
     def of(self, group: slice) -> "Normalisers":
-        """Those of some of the examples; what is added to them is added here."""
+        """Return a view of some of the examples; additions to it are additions to this object."""
         part = Normalisers.__new__(Normalisers)
         part.top, part.total, part.target = self.top[group], self.total[group], self.target[group]
         return part
 
     def finished(self) -> tuple[Tensor, Tensor]:
-        """logsumexp over the classes and log p_s[y], two of [g, S]."""
+        """Return logsumexp over the classes and log p_s[y], two of [g, S]."""
         normaliser = self.top + self.total.log()
         return normaliser, self.target - normaliser
 
 
 def log_softmax_columns(logits: Tensor) -> Tensor:
-    """log_softmax over the classes, in place of the logits [g, K, s]."""
+    """Replace logits [g, K, s] by their log_softmax over the classes."""
     logits.sub_(logits.amax(1, keepdim=True))
     return logits.sub_(logits.exp().sum(1, keepdim=True).log_())
 
 
 def sum_of_softmax(logits: Tensor, scratch: Tensor, entropies: Tensor | None) -> Tensor:
-    """The softmax over the classes summed over the samples, [g, K] from logits [g, K, s], with one exponential a logit.
+    """Sum the softmax over the samples, [g, K] from logits [g, K, s], with one exponential for each logit.
 
         logits.softmax(1).sum(-1)
 
-    Logits are overwritten; `scratch` is flat, of at least as many elements. `entropies` [g] gets those of the samples.
+    Overwrites the logits; `scratch` is flat with at least as many elements. Adds the samples' entropies to `entropies`.
     """
     logits.sub_(column_max(logits).unsqueeze(1))
-    # Like the logits in memory, which may be class-major.
+    # Use the memory layout of the logits, which may be class-major.
     scaled = scratch[: logits.numel()].as_strided(logits.shape, logits.stride())
     torch.exp(logits, out=scaled)
     total = scaled.sum(1)  # [g, s]
@@ -210,7 +210,7 @@ def sum_of_softmax(logits: Tensor, scratch: Tensor, entropies: Tensor | None) ->
 
 
 class PairSums:
-    """Softmax of m + n and of m − n over the classes, summed over samples n, with one exponential for both.
+    """Sum of the softmax of m + n and of m − n over samples n, with one exponential for both.
 
         (mean + noise).softmax(1).sum(-1) + (mean − noise).softmax(1).sum(-1)
 
@@ -224,7 +224,7 @@ class PairSums:
         self.probs = torch.zeros_like(mean)
 
     def add(self, noise: Tensor, scratch: Tensor, entropies: Tensor | None) -> None:
-        """Take noise n [g, K, s] with scratch like it, both overwritten; `entropies` [g] gets those of the samples."""
+        """Add noise n [g, K, s]; overwrite it and a scratch like it. Add the samples' entropies to `entropies`."""
         low, high = torch.aminmax(noise)
         if torch.maximum(-low, high) > LARGEST:
             for logits in (noise + self.log_scale.unsqueeze(-1), self.log_scale.unsqueeze(-1) - noise):
@@ -232,7 +232,7 @@ class PairSums:
             return
         half = torch.exp(noise, out=scratch)
         for sign in (1, -1):
-            # Both sums over the classes, of a and of a log a, are one product.
+            # One product computes both sums over the classes, with a and with a log a.
             rows = self.scale if entropies is None else torch.stack((self.scale, self.scale * self.log_scale), 1)
             sums = torch.bmm(rows.view(len(half), -1, half.shape[1]), half)  # [g, 1 or 2, s]
             total = sums[:, 0]
@@ -246,7 +246,7 @@ class PairSums:
 
 
 class MeanLogProbs:
-    """log p̄ of every class, [g, K], gathered over blocks of samples without leaving the logarithm."""
+    """log p̄ of every class, [g, K], accumulated over blocks of samples in logarithms."""
 
     def __init__(self, like: Tensor, group: int, classes: int):
         self.top = like.new_full((group, classes), -math.inf)
@@ -254,7 +254,7 @@ class MeanLogProbs:
         self.samples = 0
 
     def add(self, log_probs: Tensor) -> None:
-        """Take log p_s, [g, K, s]; it is overwritten."""
+        """Add log p_s, [g, K, s], and overwrite it."""
         new_top = torch.maximum(self.top, log_probs.amax(-1))
         log_probs.sub_(new_top.unsqueeze(-1)).exp_()
         self.total.mul_((self.top - new_top).exp_()).add_(log_probs.sum(-1))
@@ -262,14 +262,14 @@ class MeanLogProbs:
         self.samples += log_probs.shape[-1]
 
     def finished(self) -> Tensor:
-        """log p̄, [g, K]"""
+        """Return log p̄, [g, K]."""
         return self.top + self.total.log() - math.log(self.samples)
 
 
 def log_probs_gradient(log_probs: Tensor, mean: Tensor, gradient: Tensor, samples: int) -> Tensor:
-    """Gradient [g, K, s] of the sampled logits from that of log p̄ [g, K], in place of log p_s [g, K, s].
+    """Replace log p_s [g, K, s] by the gradient of the sampled logits, given that of log p̄ [g, K].
 
-    c_ks = G_k p_ks / (S p̄_k);  d u_ks = c_ks − p_ks Σ_j c_js. The ratio is formed in the logarithm: it is at most 1.
+    c_ks = G_k p_ks / (S p̄_k);  d u_ks = c_ks − p_ks Σ_j c_js. The ratio is at most 1; it is computed in logarithms.
     """
     shares = (log_probs - (mean + math.log(samples)).unsqueeze(-1)).exp_().mul_(gradient.unsqueeze(-1))
     return shares.sub_(log_probs.exp_().mul_(shares.sum(1, keepdim=True)))
