@@ -1,4 +1,4 @@
-"""Means over seeds and the paired t test."""
+"""Compute means over seeds and the paired t test."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(100)
 
 
 class Mean(NamedTuple):
-    """A mean, its standard error (None for one value) and how many values it is of."""
+    """A mean, its standard error (None for one value) and the number of values."""
 
     value: float
     error: float | None
@@ -18,7 +18,7 @@ class Mean(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """Differences of pairs: their mean and standard error, and the two-sided p-value (None for one pair)."""
+    """The mean difference of pairs, its standard error and the two-sided p-value (None for one pair)."""
 
     difference: float
     error: float | None
@@ -27,7 +27,7 @@ class PairedTest(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """The mean of at least one value, with its standard error, s / √n."""
+    """Return the mean of at least one value, with its standard error s / √n."""
     if not values:
         raise ValueError("values must have at least one entry, found none")
     number = len(values)
@@ -39,14 +39,14 @@ def mean(values: Sequence[float]) -> Mean:
 
 
 def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:
-    """The paired t test of first − second, both [n], one value for each seed."""
+    """Return the paired t test of first − second, both [n] with one value per seed."""
     if len(first) != len(second):
         raise ValueError(f"first and second must have the same length, found {len(first)} and {len(second)}")
     return t_test(mean([left - right for left, right in zip(first, second, strict=True)]))
 
 
 def t_test(average: Mean) -> PairedTest:
-    """The t test of whether the mean of differences is 0."""
+    """Return the t test of whether the mean difference is 0."""
     if average.error is None:
         return PairedTest(average.value, None, None, 1)
     same = average.error == 0  # the same difference for every seed
@@ -55,10 +55,10 @@ def t_test(average: Mean) -> PairedTest:
 
 
 def two_sided_p(t: float, freedom: float) -> float:
-    """P(|T| ≥ |t|) for Student's t distribution with ν ≥ 1 degrees of freedom.
+    """Return P(|T| ≥ |t|) for Student's t distribution with ν ≥ 1 degrees of freedom.
 
-    With t = √ν tan θ it is proportional to ∫ cosᵛ⁻¹ from θ to π/2, by Gauss's quadrature; beyond 12 / √ν the integrand
-    has vanished.
+    With t = √ν tan θ, it is proportional to the integral of cosᵛ⁻¹ from θ to π/2. Gauss–Legendre quadrature computes
+    it over at most 12 / √ν, beyond which the integrand is negligible.
     """
     if not freedom >= 1:
         raise ValueError(f"freedom must be at least 1, found {freedom}")

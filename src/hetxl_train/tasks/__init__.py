@@ -1,5 +1,5 @@
-"""Tasks define what a run trains: the model, the loss of a batch, validation and result. The loop, the checkpoints and
-the run directory use only the interface `Task`."""
+"""The interface of tasks. A task defines the model, the loss of a batch, the validation and the result of a run; the
+loop, the checkpoints and the run directory use only `Task`."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -17,7 +17,7 @@ from hetxl_train.loaders import Feed, Order, Parts
 
 
 class Loss(NamedTuple):
-    """The loss of a part of a batch, over its readable examples."""
+    """The loss over the readable examples of a part of a batch."""
 
     value: Tensor  # a sum over examples, or if `Task.examples` is None a mean over the batch of all processes
     examples: int
@@ -28,10 +28,10 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Task(ABC, Generic[Config, Data, Network]):
-    """A task of a run; the loop calls the methods from `loss` to `after_step` in this order."""
+    """The task of a run; the loop calls the methods from `loss` to `after_step` in this order."""
 
     model: Network  # the trained model, on its device
-    whole: Network  # the saved model, including a frozen backbone whose features are read from a file
+    whole: Network  # the saved model, including a frozen backbone whose features are cached in a file
     split: Split  # rows to train on
     order: Order
     steps: int
@@ -52,7 +52,7 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Return groups for an optimiser, each with "scale" (its multiple of the learning rate) and "names"."""
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
-        """Receive the loop's objects before its first step."""
+        """Receive the loop's objects before the first step."""
 
     def prepared(self, feed: Feed, step: int) -> Feed:
         """Return the parts of a step's batch for successive calls of the loss."""
@@ -60,7 +60,7 @@ class Task(ABC, Generic[Config, Data, Network]):
 
     @abstractmethod
     def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
-        """Return the loss of a part of a batch, with all randomness seeded by the step, from 0, and the part.
+        """Return the loss of a part of a batch; the step, from 0, and the part seed all randomness.
 
         Args:
             called: the model, or its wrapper for several processes.
@@ -68,7 +68,7 @@ class Task(ABC, Generic[Config, Data, Network]):
         """
 
     def after_backward(self) -> None:
-        """Process the part of the batch whose gradients were just added."""
+        """Process the part of the batch whose gradients were added last."""
 
     def before_step(self, step: int, examples: int) -> None:
         """Change the mean gradients before clipping; `examples` is the count of this process."""
@@ -77,36 +77,36 @@ class Task(ABC, Generic[Config, Data, Network]):
         """Receive the norm of the gradients before clipping."""
 
     def after_step(self, step: int) -> None:
-        """Change the weights after a step of the optimiser."""
+        """Change the weights after an optimiser step."""
 
     @abstractmethod
     def status(self) -> dict[str, float]:
-        """Return the values that every line of the log has in addition to the loss."""
+        """Return the values that every line of the log has besides the loss."""
 
     @abstractmethod
     def validate(self) -> dict[str, Any]:
-        """Return validation metrics of the current model, equal in all processes, which all call this."""
+        """Return validation metrics of the current model; all processes call this and get the same metrics."""
 
     @abstractmethod
     def estimate(self, parts: Parts) -> Estimate | None:
-        """Estimate time and memory of the run by a step in the main process; None if no row could be read."""
+        """Estimate time and memory of the run from one step in the main process; None if no row could be read."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return the content of model.json, which describes the model without its data."""
 
     def write_data(self, directory: Path) -> None:
-        """Write the changes that the configuration made to the data."""
+        """Write which labels or pairs the configuration has changed."""
 
     def choose_weights(self) -> None:
-        """Replace the trained weights by better ones before they are saved; called in all processes."""
+        """Replace the trained weights by better ones before they are saved; all processes call this."""
 
     @abstractmethod
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
         """Evaluate the trained model, write the data of the report, and return the task's part of result.json.
 
-        All processes call this, and the main process writes. `validate` requests a new validation, if the weights
-        differ from those of the last one.
+        All processes call this, and the main process writes. `validate` requests a new validation, because the weights
+        may differ from those of the last one.
         """
 
     @staticmethod

@@ -53,11 +53,11 @@ from hetxl_train.temperature.rules import (
 )
 
 NOISE_FREE, NOISE_FREE_LOSS = "noise_free.safetensors", "noise_free.json"
-"""The head before its noise was switched on, and its validation NLL."""
+"""Files with the head before its noise was switched on, and with its validation NLL."""
 
 
 class ClassificationTask(Task[TrainConfig, Dataset, Model]):
-    """Train a head, and the backbone in front of it unless that is frozen: its features go into the directory."""
+    """Train a head and its backbone; the features of a frozen backbone are cached in the directory."""
 
     monitor: ClassVar[str | None] = "nll"
 
@@ -81,7 +81,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         if self.mixing and dataset.input.kind != "image":
             raise ValueError(f"{min(self.mixing)} is for images, but this data is {dataset.input.kind}; leave it out")
         self.steps = steps_for(config, dataset)
-        self.noise_free = noise_free_steps(self.steps, config.optim)  # steps at the start
+        self.noise_free = noise_free_steps(self.steps, config.optim)  # number of first steps without noise
         mesh = None if world.mesh is None else world.mesh["classes"]
         self.whole = self.model = build_model(config, dataset.input, dataset.num_classes, self.link, mesh)
         self.start_point: Start | None = None
@@ -107,20 +107,20 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.examples = config.batch_size - held_out_examples(config, parts) * parts
         self.rule: TemperatureRule | None = None
         self.optimizer: optim.Optimizer | None = None
-        self.trained_on: partial[None] | None = None  # shows the rule the part of the batch that was just trained on
-        self.noise_kept = True  # False once validation rows have decided against the noise
+        self.trained_on: partial[None] | None = None  # passes the last part of the batch to the rule
+        self.noise_kept = True  # False if the head without noise has the lower validation NLL
         self.validated: dict[str, Any] | None = None  # the last validation metrics
 
     def _start(self, has_prior: bool) -> Fitted | None:
-        """Measure the features, start the bias of the sigmoid link, and set the prior of the head and its ε, if any.
+        """Measure the features, initialise the bias of the sigmoid link, and set the head's prior and ε, if any.
 
-        A classifier that was trained already has its bias, and its features their scale.
+        A head from `start_from` already has its bias and the scale of its features.
         """
         config, head, start = self.config, self.model.head, self.start_point
         bias = getattr(head.classifier, "bias", None)
         trained = start is not None and start.head
         if self.link == "sigmoid" and config.bias_init is None and bias is not None and not trained:
-            classes = getattr(head.classifier, "classes", range(len(self.counts)))  # that are here
+            classes = getattr(head.classifier, "classes", range(len(self.counts)))  # those of this process
             start_bias(local(bias), torch.as_tensor(self.counts)[classes.start : classes.stop], len(self.split))
         measured = start is None or (head.standardize is not None and not trained)
         if measured:
@@ -146,7 +146,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
 
     @staticmethod
     def announce(config: TrainConfig, dataset: Dataset, console: Console) -> Description:
-        """Print what the data is and how long the run will be."""
+        """Print a description of the data and the length of the run."""
         description = describe(dataset)
         console.rich.print(description)
         if "train" in dataset.splits:
@@ -154,14 +154,14 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         return description
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the groups of the recipe."""
+        """Return the parameter groups of the recipe."""
         depths = layer_depths(self.model.backbone) if self.config.layer_decay != 1 else {}
         named = {f"backbone.{name}": depth for name, depth in depths.items()}
         groups = parameter_groups(self.model, self.config.optim, named)
         return by_division(groups, "head.classifier.") if self.config.classifier == "sharded" else groups
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
-        """Build the rule that a learned τ follows."""
+        """Build the rule that updates a learned τ."""
         self.optimizer = optimizer
         self.rule = build_rule(self.config, self.model, optimizer, self.splits.get("validation"), parts, self.world)
 
@@ -178,7 +178,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         generator = self._seed(step, part)
         options: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
         if step < self.noise_free:
-            # One draw of zeros: all parameters have gradients, as several processes need, and those of the noise 0.
+            # One draw of zeros: the noise has gradients of 0. With several processes, all parameters need gradients.
             assert self.model.head.covariance is not None
             options["noise"] = torch.zeros(1, self.model.head.covariance.size, device=self.device)
         else:
@@ -189,12 +189,12 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         return Loss(loss, len(inputs))
 
     def after_backward(self) -> None:
-        """Show the rule what was trained on."""
+        """Pass the last part of the batch to the rule."""
         if self.trained_on is not None:
             self.trained_on()
 
     def before_step(self, step: int, examples: int) -> None:
-        """Set the gradient of τ by the rule, or add that of its prior; a frozen τ has none."""
+        """Set the gradient of τ by the rule, or add that of its prior; set it to 0 while τ is frozen."""
         if self.rule is not None:
             self.rule.before_step(step, examples)
         elif self.config.temperature_prior:
@@ -209,19 +209,19 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             self.rule.clipped(norm)
 
     def after_step(self, step: int) -> None:
-        """Move τ by the rule; the optimiser forgets a τ that is frozen."""
+        """Update τ by the rule, and reset the optimiser's state of a frozen τ."""
         frozen = is_frozen(step, self.steps, self.config)
         if self.rule is not None:
             self.rule.after_step(step, moves=not frozen)
         if frozen and self.optimizer is not None:
             reset_state(self.model.head.temperature, self.optimizer)
-        # Behind a network that is trained, the head of an earlier step would be of no use.
+        # If the backbone is trained, its features change, and the head of an earlier step no longer fits them.
         alone = not any(parameter.requires_grad for parameter in self.model.backbone.parameters())
         if step + 1 == self.noise_free and alone and "validation" in self.splits:
             self._keep_noise_free()
 
     def _keep_noise_free(self) -> None:
-        """Keep the head as it is before its noise is switched on, with its validation NLL."""
+        """Save the head before its noise is switched on, with its validation NLL."""
         head = self.model.head
         self.model.eval()
         scale, head.noise_scale = head.noise_scale, 0.0
@@ -232,7 +232,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         head.noise_scale = scale
         self.model.train()
         if loss is None or not math.isfinite(loss):
-            return  # nothing to come back to; the loop stops at its next loss
+            return  # there is no loss to compare with; the loop raises at its next loss
         state = whole_on_main(self.model.head.state_dict(), self.world)
         if self.world.is_main:
             write_tensors(self.directory / NOISE_FREE, state)
@@ -240,11 +240,11 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         self.world.wait()
 
     def choose_weights(self) -> None:
-        """Take back what has made the head worse by validation rows: its noise, some of it, or ε of flipped labels."""
+        """Undo what raises the validation NLL of the head: all of its noise, some of it, or ε of flipped labels."""
         head = self.model.head
         if "validation" not in self.splits:
             return
-        if self.validated is None or self.config.patience:  # weights of another step than the last validation's
+        if self.validated is None or self.config.patience:  # the weights may differ from those last validated
             self.validate()
         if head.covariance is not None and (self.directory / NOISE_FREE).exists():
             before = read_json(self.directory / NOISE_FREE_LOSS)["nll"]
@@ -258,7 +258,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             self._lower("flip_rate", [0.0])
 
     def _lower(self, name: str, values: Sequence[float]) -> None:
-        """Give an option of the head one value after the other, as long as each lowers the validation NLL."""
+        """Set an option of the head to one value after the other, as long as each lowers the validation NLL."""
         for value in values:
             if self.validated is None:
                 self.validate()
@@ -271,7 +271,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
                 return
 
     def _seed(self, step: int, part: int) -> torch.Generator:
-        """Bring all draws to where those of a part begin; return the generator of the noise."""
+        """Seed all generators for a part of a batch; return the generator of the noise."""
         torch.manual_seed(derive_seed(self.config.seed, step, part, 14))  # dropout and the like
         return self.noise.manual_seed(derive_seed(self.config.seed, step, part, 13))
 
@@ -281,7 +281,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         return {"temperature": number(self.model.head.temperature)}
 
     def validate(self) -> dict[str, Any]:
-        """Return metrics on the validation split, or on that of training where there is no other."""
+        """Return metrics on the validation split, or without one on the training split."""
         try:
             evaluation = self._evaluate(self.validation, self.config.evaluation_examples)
         except NotFiniteError:
@@ -290,7 +290,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         return {"split": self.validation} | {key: value for key, value in self.validated.items() if value is not None}
 
     def _summary(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the metrics of an evaluation, which the main process has, in all processes."""
+        """Return the metrics of an evaluation in all processes; only the main process has its records."""
         return self.world.on_main(lambda: summarise(evaluation.records, self.counts))
 
     def _evaluate(self, name: str, limit: int, confusions: bool = False) -> Evaluation:
@@ -300,11 +300,11 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         return evaluate_split(self.model, self.splits[name], **options)
 
     def estimate(self, parts: Parts) -> Estimate | None:
-        """Estimate on the first part of the first step."""
+        """Estimate time and memory from the first part of the first step."""
         return estimate_on(self.config, self.model, self.split, parts, self.steps, self.device)
 
     def describe(self) -> dict[str, Any]:
-        """Return the inputs, the link, τ as it was decided, the classes and what identifies the data."""
+        """Return the input, the link, τ as decided, the classes and the fingerprint of the data."""
         return {
             "input": dataclasses.asdict(self.dataset.input),
             "link": self.link,
@@ -320,13 +320,13 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
         }
 
     def write_data(self, directory: Path) -> None:
-        """Write the labels that were replaced."""
+        """Write which labels were replaced."""
         split = self.dataset.splits["train"]
         if isinstance(split, NoisySplit):
             split.noise.save(directory / "label_noise.npz")
 
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
-        """Evaluate on the test split, or the validation split, or that of training."""
+        """Evaluate on the first of the test, validation and training splits that the data has."""
         metrics: dict[str, Any] = {}
         if "validation" in self.splits:
             if validate or self.validated is None:
@@ -334,7 +334,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
             metrics["validation"] = self.validated
         name = next(name for name in ("test", "validation", "train") if name in self.splits)
         evaluation = self._evaluate(name, self.config.test_examples, confusions=True)
-        # Records count the rows of what was evaluated, which may be a file of features.
+        # Records count the rows of the evaluated splits, which may be files of features.
         shown = dataclasses.replace(self.dataset, splits=self.splits)
         metrics[name] = self.world.on_main(
             lambda: write_evaluation(directory, evaluation, shown, name, np.asarray(self.counts))
@@ -349,7 +349,7 @@ class ClassificationTask(Task[TrainConfig, Dataset, Model]):
 
     @staticmethod
     def summary(result: dict[str, Any]) -> str:
-        """Return NLL, precision and calibration error."""
+        """Describe NLL, accuracy and calibration error."""
         name, metrics = next(reversed(result["metrics"].items()))
         accuracy = f"accuracy {metrics['precision@1']:.1%}, calibration error {metrics['calibration_error']:.1%}"
         return f"{name} NLL {metrics['nll']:.3f}, {accuracy}"
@@ -370,15 +370,15 @@ def estimate_on(
 def estimate(
     config: TrainConfig, model: Model, inputs: Tensor, targets: Tensor | LabelLists, steps: int, parts: int = 1
 ) -> Estimate:
-    """Measure one part of a step, twice, and count what will be held. The model is left as it was.
+    """Measure the time of one part of a step, and compute the memory of the run. The model does not change.
 
-    Inputs [b, ...] and targets are of one part; a step has that many parts in this process.
+    Inputs [b, ...] and targets are those of one part; `parts` is the number of parts of a step in this process.
     """
     device, seconds, head_seconds = inputs.device, 0.0, 0.0
     options: dict[str, Any] = {"reduction": "sum", "generator": torch.Generator(device).manual_seed(0)}
     activations = Activations(model)
     with measuring(model):
-        for _ in range(2):  # the first warms up
+        for _ in range(2):  # the first iteration warms up
             begin = now(device)
             with activations.counting():
                 features = model.backbone(inputs)
@@ -419,7 +419,7 @@ def write_evaluation(
 
 @torch.no_grad()
 def result_of(model: Model, dataset: Dataset, metrics: dict[str, Any], evaluation: Evaluation) -> dict[str, Any]:
-    """Return what result.json says of a model and its evaluation."""
+    """Return the entries of result.json for a model and its evaluation."""
     return {
         "dataset": dataset.name,
         "parameters": parameter_counts(model, "head", "backbone"),

@@ -1,5 +1,5 @@
-"""Contrastive learning: two towers, trained on pairs of images and texts, and evaluated by zero-shot classification,
-retrieval both ways, and how well swapped pairs are found."""
+"""Contrastive learning: train two towers on pairs of images and texts, and evaluate them by zero-shot classification,
+retrieval in both directions and detection of swapped pairs."""
 
 import dataclasses
 import itertools
@@ -43,22 +43,22 @@ from hetxl_train.towers import Embedded, Slopes, Specs, TextReader, TextTable, T
 KS = (1, 5, 10)
 TOP = (1, 5)
 EXAMPLES = 24
-"""Images with names never seen that are shown, and at most half as many pairs of each other kind."""
+"""Number of zero-shot examples in the report, first those with unseen names; other kinds show half as many pairs."""
 SCORED, SHOWN = 8000, 1000
-"""Training pairs whose noise is scored, at most, to find swaps; and to show the noisiest."""
+"""Maximal number of training pairs whose noise is scored: to evaluate the detection of swaps, and to show examples."""
 
 
 class _Part(NamedTuple):
-    """A part of a batch, as far as it could be read."""
+    """The readable pairs of a part of a batch."""
 
-    inputs: torch.Tensor  # of the image tower
-    rows: np.ndarray  # [b] of the training pairs
+    inputs: torch.Tensor  # inputs of the image tower
+    rows: np.ndarray  # [b], rows of the training pairs
     seeds: np.ndarray  # [b]
-    places: np.ndarray  # [b], in the batch of all processes
+    places: np.ndarray  # [b], positions in the batch of all processes
 
 
 class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
-    """Train two towers on pairs, swaps included; nothing is written into the directory here."""
+    """Train two towers on pairs, including swapped ones."""
 
     evaluations: ClassVar[int] = 5
     command: ClassVar[str] = "contrastive "
@@ -82,18 +82,18 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         )
         self.pairs = self._map_towers(directory / "embeddings", console)
         self.train_pairs = self.pairs.splits["train"]
-        # The loss of an evaluation is one process's: the others do not take part.
+        # One process computes the loss of an evaluation, so it needs a model that gathers nothing from the others.
         self.alone = self.model
         if world.processes > 1:
             alone = towers.build_towers(config, self.specs, published=False, gather=False).to(world.device)
             self.alone = self._behind(alone)
-        # Vectors of a locked encoder are computed by one process, and read by the others.
+        # One process computes the vectors of a locked encoder, and the others read them.
         self.table = world.main_first(lambda: self.texts.table(self.train_pairs.texts, config.prompts))
         self.split = self.train_pairs.images
         self.order = Order(len(self.train_pairs), derive_seed(config.seed, 23))
 
     def _map_towers(self, directory: Path, console: Console) -> Pairs:
-        """Compute the vectors of towers that are mapped; from then on the model is what is behind them."""
+        """Compute the vectors of mapped towers once; from then on the model is the rest of the towers."""
         config, pairs, world = self.config, self.dataset, self.world
         image, text = self._mapped()
         if image:
@@ -106,7 +106,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return pairs
 
     def _mapped(self) -> tuple[bool, bool]:
-        """Return whether the vectors of the image and of the text tower are computed once."""
+        """Return whether the image tower and the text tower are mapped: their vectors are computed once."""
         text = self.specs.text is not None and self.specs.text.kind == "text"
         return (
             self.config.image_lock == "mapped" and self.specs.image.kind == "image",
@@ -114,14 +114,14 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         )
 
     def _behind(self, model: TwoTowers) -> TwoTowers:
-        """Return the towers without the networks that are mapped."""
+        """Return the towers without their mapped networks."""
         mapped = zip((model.image, model.text), self._mapped(), strict=True)
         image, text = (tower.behind() if once and isinstance(tower, Tower) else tower for tower, once in mapped)
         return model if (image, text) == (model.image, model.text) else TwoTowers(image, text, model.loss)
 
     @staticmethod
     def open(config: ContrastiveConfig) -> Pairs:
-        """Open the pairs that a configuration names, with the swaps that it asks for."""
+        """Open the pairs of a configuration, and swap texts if it requests that."""
         pairs = open_pairs(config.data, transform=transform_of(config), seed=config.data_seed)
         if not config.swap:
             return pairs
@@ -138,14 +138,14 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     @staticmethod
     def announce(config: ContrastiveConfig, pairs: Pairs, console: Console) -> None:
-        """Print how many pairs there are."""
+        """Print the number of pairs in each split."""
         rows = ", ".join(f"{len(split):,} {name}" for name, split in pairs.splits.items())
         console.say(f"{pairs.name}: {rows} pairs")
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return groups with learning rates of their own for the noise and for the scale and bias of the logits.
+        """Return groups with separate learning rates for the noise and for the scale and bias of the logits.
 
-        Weight decay is off for the scale and bias of the logits, for biases and the gains of norms.
+        The scale and bias of the logits, biases and the gains of norms have no weight decay.
         """
         groups: dict[tuple[float, float], dict[str, Any]] = {}
         for name, parameter in self.model.named_parameters():
@@ -163,26 +163,26 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return list(groups.values())
 
     def start(self, optimizer: optim.Optimizer, parts: Parts) -> None:
-        """Keep how batches are cut."""
+        """Store how batches are divided into parts."""
         self.parts = parts
         self.slopes: list[tuple[_Part, float, Slopes]] = []
 
     def loss(self, called: nn.Module, fetched: Fetched, targets: Any, step: int, part: int) -> Loss:
         """Return the mean loss over the whole batch, of which this process has a part."""
-        if self.slopes:  # of the whole batch, which `prepared` has seen
+        if self.slopes:  # `prepared` has computed the gradients of the whole batch
             inputs, value, slopes = self.slopes.pop(0)
             surrogate = called(*self._inputs(inputs, step, part), slopes=slopes)
             return Loss(surrogate - surrogate.detach() + value, len(inputs.rows))
         inputs = self._read(fetched, step, 0)
-        # The same in all processes: each takes its rows of the whole batch's draws, as one process alone would.
+        # All processes use the same seed: each takes its rows of the draws of the whole batch, like a single process.
         self.noise.manual_seed(derive_seed(self.config.seed, step, 24))
         return Loss(called(*self._inputs(inputs, step, part), generator=self.noise), len(inputs.rows))
 
     def prepared(self, feed: Feed, step: int) -> Feed:
-        """Return the parts of a step; where there are several, first compute the loss of all of them and its gradient.
+        """Return the parts of a step; if there are several, first compute the loss of the whole batch and its gradient.
 
-        As GradCache does: embeddings of every part without gradients, then the loss, which gathers those of all
-        processes, then every part once more.
+        Like GradCache: embed every part without gradients, compute the loss over the embeddings of all processes, then
+        embed every part again with gradients.
         """
         parts = list(itertools.islice(feed, self.config.accumulate))
         if self.config.accumulate > 1:
@@ -191,7 +191,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return iter(parts)
 
     def _read(self, fetched: Fetched, step: int, accumulated: int) -> "_Part":
-        """Return a part of a batch without images that could not be read."""
+        """Return a part of a batch without unreadable images."""
         start, stop = self.parts.places(step, accumulated)
         rows, seeds = self.order.of(start, stop)
         places = np.arange(start, stop) - step * self.config.batch_size
@@ -204,14 +204,14 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return _Part(fetched.inputs, rows, seeds, places)
 
     def _inputs(self, part: "_Part", step: int, number: int) -> tuple[torch.Tensor, Any]:
-        """Return the inputs of both towers, with dropout and the like seeded by the step and the number of the part."""
+        """Return the inputs of both towers; the step and the number of the part seed dropout and the like."""
         templates = towers.choose_templates(part.seeds, self.table.templates)
         texts = self.table.take(self.train_pairs.sources[part.rows], templates).to(self.device)
         torch.manual_seed(derive_seed(self.config.seed, step, number, 25))
         return part.inputs.to(self.device, non_blocking=True), texts
 
     def _whole_batch(self, read: "list[_Part]", step: int) -> "list[tuple[_Part, float, Slopes]]":
-        """Return for each part what its backward pass needs of the loss of the whole batch."""
+        """Return the loss of the whole batch and its gradients, divided over the parts for their backward passes."""
         model, config, embedded = self.model, self.config, []
         for accumulated, part in enumerate(read):
             with torch.no_grad(), autocast(self.device, config.precision):
@@ -219,8 +219,8 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
                 embedded.append([to_accumulation_dtype(side) for side in sides])
         images, texts = (torch.cat(side).requires_grad_() for side in zip(*embedded, strict=True))
         self.noise.manual_seed(derive_seed(config.seed, step, 24))
-        # Draws by the place in the batch: those of one process that sees it at once. Who has which pair changes neither
-        # the loss nor its gradients.
+        # A draw depends on the position in the batch, so the division of pairs among processes changes neither the loss
+        # nor its gradients.
         places = torch.from_numpy(np.concatenate([part.places for part in read]))
         noise: Any = [
             None if module is None else module.draw(config.batch_size, model.loss.num_samples, self.noise)[places]
@@ -242,7 +242,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return {"scale": number(self.model.loss.scale)}
 
     def validate(self) -> dict[str, Any]:
-        """Return the loss and recall on the validation pairs, or on those of training."""
+        """Return the loss and recall on the validation pairs, or without them on the training pairs."""
         split, config = self.pairs.splits[self.validation], self.config
         table = self.table if split.texts is self.train_pairs.texts else self.texts.table(split.texts)
         options = (config.evaluation_pairs, config.batch_size, config.workers)
@@ -256,15 +256,15 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return self.alone.eval()
 
     def estimate(self, parts: Parts) -> Estimate | None:
-        """Measure loss and gradients of a step, twice.
+        """Measure the loss and gradients of a step.
 
-        With several processes the others wait: only what needs no exchange is measured.
+        With several processes the others wait, so the measurement leaves out all communication.
         """
         model, device, seconds = self.model, self.device, 0.0
         rows, seeds = self.order.of(*parts.places(0, 0))
         activations = Activations(model)
         with measuring(model):
-            for _ in range(2):  # the first warms up
+            for _ in range(2):  # the first iteration warms up
                 begin = now(device)
                 fetched = self.split.fetch(rows, seeds)
                 if not len(fetched.rows):
@@ -280,7 +280,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
         return Estimate(memory, seconds, self.steps)
 
     def describe(self) -> dict[str, Any]:
-        """Return the inputs of the towers, and what identifies the data."""
+        """Return the inputs of the towers and the fingerprint of the data."""
         return {
             "image": dataclasses.asdict(self.specs.image),
             "text": None if self.specs.text is None else dataclasses.asdict(self.specs.text),
@@ -293,7 +293,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
             self.train_pairs.swaps.save(directory / "swaps.npz")
 
     def result(self, directory: Path, *, stopped: bool, validate: bool) -> dict[str, Any]:
-        """Evaluate on all splits, and write examples."""
+        """Evaluate on all splits and write examples."""
         evaluation = evaluate_pairs(self._evaluated(), self.pairs, self.texts, self.config, world=self.world)
         if self.world.is_main:
             write_checked(directory / "examples.json", evaluation.examples)
@@ -309,7 +309,7 @@ class ContrastiveTask(Task[ContrastiveConfig, Pairs, TwoTowers]):
 
     @staticmethod
     def summary(result: dict[str, Any]) -> str:
-        """Return zero-shot accuracy, recall, and how well swaps are found."""
+        """Describe zero-shot accuracy, recall and the detection of swaps."""
         parts = []
         for name, metrics in result["metrics"].items():
             if "zero_shot" in metrics:
@@ -335,9 +335,9 @@ def validation_metrics(
     model: TwoTowers, split: PairSplit, table: TextTable, limit: int = 0, batch_size: int = 256, workers: int = 0,
     precision: str = "float32", world: World | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return loss without noise, over batches as large as in training, and recall, on the first of shuffled pairs.
+    """Return the loss without noise, over batches of the training size, and recall, on `limit` random pairs.
 
-    A limit of 0 takes all pairs. The processes of `world` divide the pairs.
+    A limit of 0 uses all pairs. The processes of `world` divide the pairs.
     """
     rows = np.random.default_rng(0).permutation(len(split))[: limit or len(split)]
     embedded = towers.embed_pairs(model, split, table, rows, workers=workers, precision=precision, world=world)
@@ -355,22 +355,22 @@ def _loss_and_recall(model: TwoTowers, embedded: Embedded, batch_size: int) -> d
 
 
 def recall_of(model: TwoTowers, embedded: Embedded) -> dict[str, float]:
-    """Return recall at 1, 5 and 10 both ways; pairs with equal texts count for each other."""
+    """Return recall at 1, 5 and 10 in both directions; pairs with equal texts match each other."""
     images, texts = model.loss.embed_image(embedded.images), model.loss.embed_text(embedded.texts)
     return retrieval_recall(images, texts, KS, embedded.groups)
 
 
 class Classes(NamedTuple):
-    """The different texts of some pairs as the classes of a zero-shot classifier."""
+    """The distinct texts of some pairs as the classes of a zero-shot classifier."""
 
     weights: torch.Tensor  # [K, D]
-    labels: np.ndarray  # [n], the class of each pair
+    labels: np.ndarray  # [n], class of each pair
     names: list[str] | None  # None for vectors without captions
 
 
 @torch.no_grad()
 def classes_of(model: TwoTowers, embedded: Embedded, reader: TextReader, templates: Sequence[str]) -> Classes:
-    """Return the classes of embedded pairs; texts that are vectors go into no template."""
+    """Return the classes of embedded pairs; templates do not apply to texts that are vectors."""
     _, first, labels = np.unique(embedded.groups, return_index=True, return_inverse=True)
     split, names = embedded.split, None
     if split.texts.captions is not None:
@@ -390,11 +390,11 @@ def zero_shot(
     model: TwoTowers, embedded: Embedded, classes: Classes, *, seen: set[str] | None = None, samples: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the accuracy of naming images, with the seed of the samples; 0 samples are representations without noise.
+    """Return the accuracy of zero-shot classification; with 0 samples, from representations without noise.
 
     Returns:
-        "classes", "chance", "nll", "top1", "top5", and with the texts `seen` in training "unseen_classes", and
-        "unseen_top1" and "unseen_top5" for the classes that are not among them.
+        "classes", "chance", "samples", "nll", "top1" and "top5". If the texts `seen` in training are known, also
+        "unseen_classes", and "unseen_top1" and "unseen_top5" on images of classes that are not among them.
     """
     generator = torch.Generator(device=embedded.images.device).manual_seed(seed)
     labels, count = torch.from_numpy(classes.labels).to(embedded.images.device), len(classes.weights)
@@ -418,11 +418,11 @@ def zero_shot(
 
 @torch.no_grad()
 def swap_scores(model: TwoTowers, embedded: Embedded) -> dict[str, Any]:
-    """Return how well scores of single pairs find those that were swapped.
+    """Return how well the distance and the noise of a pair detect swapped pairs.
 
     Returns:
-        "swapped" (their share), "distance_auroc" and, where there is noise, "noise_auroc", "noise_mean_swapped" and
-        "noise_mean_kept".
+        "swapped" (the share of swapped pairs), "distance_auroc" and, for a model with noise, "noise_auroc",
+        "noise_mean_swapped" and "noise_mean_kept".
     """
     mask = embedded.swapped
     if mask is None:
@@ -445,9 +445,9 @@ def _noise(model: TwoTowers, embedded: Embedded) -> np.ndarray | None:
 
 
 class Evaluation(NamedTuple):
-    """The evaluation of a trained model, for JSON."""
+    """The evaluation of a trained model, as JSON values."""
 
-    result: dict[str, Any]  # "metrics" by split and, where texts were swapped, "swaps"
+    result: dict[str, Any]  # "metrics" by split and, if texts were swapped, "swaps"
     examples: dict[str, Any]  # "zero_shot", and "noisiest" and "calmest" pairs
 
 
@@ -456,14 +456,14 @@ def evaluate_pairs(
     model: TwoTowers, pairs: Pairs, texts: TextReader, config: ContrastiveConfig, *, samples: int | None = None,
     seen: set[str] | None = None, world: World | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Evaluate retrieval on the validation and test pairs, zero-shot classification on the test pairs, scores of swaps.
+    """Evaluate retrieval on validation and test pairs, zero-shot classification on test pairs, and detection of swaps.
 
-    The processes of `world`, which all call this, divide the embedding of the pairs, and get the same result.
+    All processes of `world` call this, divide the embedding of the pairs, and get the same result.
 
     Args:
-        model: in evaluation mode.
-        samples: S of a second zero-shot evaluation; None for the configuration's, 0 for none.
-        seen: texts that were trained on; None for those of the training split, if any.
+        model: the model, in evaluation mode.
+        samples: number of samples of a second zero-shot evaluation; None for `eval_samples`, 0 for no second one.
+        seen: texts of the training pairs; None for those of the training split, if any.
     """
     train = pairs.splits.get("train")
     if seen is None and train is not None and (captions := train.captions()) is not None:
@@ -508,7 +508,7 @@ def evaluate_pairs(
 
 
 def _named(model: TwoTowers, embedded: Embedded, classes: Classes, seen: set[str] | None) -> list[dict[str, Any]]:
-    """Return some images with the three names that the model finds most probable; first those with names never seen."""
+    """Return some images with the three most probable names; first those whose names were unseen in training."""
     labels, names = classes.labels, classes.names
     if names is None:
         return []
@@ -528,7 +528,7 @@ def _named(model: TwoTowers, embedded: Embedded, classes: Classes, seen: set[str
 
 
 def _noisy(model: TwoTowers, embedded: Embedded) -> dict[str, list[dict[str, Any]]]:
-    """Return the pairs with the most noise, and those with the least; none for a model without noise."""
+    """Return the pairs with the most and with the least noise; empty for a model without noise."""
     scores, mask = _noise(model, embedded), embedded.swapped
     if scores is None:
         return {}
@@ -548,7 +548,7 @@ def _noisy(model: TwoTowers, embedded: Embedded) -> dict[str, list[dict[str, Any
 
 
 def _shown(embedded: Embedded, index: int) -> dict[str, Any]:
-    """Return an image as a data: address, if there is one."""
+    """Return the row of a pair with its image as a data: URL, if it has one, and its path."""
     row = int(embedded.rows[index])
     shown = embedded.split.images.show(row)
     return {"row": row, "image": image_of(shown), "path": shown.image}

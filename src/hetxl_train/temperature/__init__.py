@@ -1,4 +1,4 @@
-"""Ways to choose the temperature τ. `hetxl_train.search.tune.tune` runs them, `recommend` says which to take."""
+"""Methods to choose the temperature τ: `hetxl_train.search.tune.tune` runs them, `recommend` recommends one."""
 
 from hetxl_train.temperature.policy import Recommendation, recommend
 

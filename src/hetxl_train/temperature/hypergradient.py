@@ -6,9 +6,9 @@ One step ahead the validation loss depends on t directly and through Θ′:
     d F_val(t, Θ′) / dt  =  ∂F_val/∂t  +  ⟨∇_Θ F_val, dΘ′/dt⟩
     dΘ′/dt               =  −s ∂_t ∇_Θ F_train      for plain gradient descent with learning rate s
 
-The first term alone is the paper's "simple gradient" (Appendix "Tuning of τ"). Everything here is exact. Nothing is
-differentiated twice through the backbone, and no graph outlives its step: ∂_t ∇_Θ F = ∇_Θ ∂_t F, and ∂_t F is a number
-that depends on Θ through the head alone.
+The first term alone is the paper's "simple gradient" (Appendix "Tuning of τ"). All derivatives here are exact. Nothing
+is differentiated twice through the backbone, and no graph outlives its step: ∂_t ∇_Θ F = ∇_Θ ∂_t F, where ∂_t F is a
+scalar that is a function of the head's parameters and of the features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ from hetxl.functional.targets import IGNORE_INDEX
 from hetxl.nn import Head
 
 CHUNK_BYTES = 2**23
-"""Of one tensor of sampled logits [b, S, K]: a few of them at a time fit into the cache of the processor."""
+"""Size of one tensor of sampled logits [b, S, K], such that a few of them fit into the processor's cache."""
 CLIP_EPSILON = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm."""
+"""torch.nn.utils.clip_grad_norm_ adds this to the norm."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of a loss."""
+    """The examples over which a loss is computed."""
 
     inputs: Tensor  # [b, ...]
     targets: Tensor | LabelLists  # class ids [b], or lists of labels
@@ -42,12 +42,12 @@ class Batch:
 def loss_gradients(
     model: nn.Module, batch: Batch, parameters: Sequence[nn.Parameter], **options: Any
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the summed loss of some examples and its gradients, 0 for a parameter that it does not depend on.
+    """Return the summed loss of some examples and its gradients, 0 for parameters that do not affect it.
 
         loss = model(batch.inputs, batch.targets, reduction="sum")
         return loss, torch.autograd.grad(loss, parameters)
 
-    The options are those of the loss, such as `generator`.
+    `options` are those of the loss, such as `generator`.
     """
     loss = model(batch.inputs, batch.targets, reduction="sum", **options)
     gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True, materialize_grads=True)
@@ -64,7 +64,7 @@ def mixed_derivative(
     label_smoothing: float = 0.0,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> list[Tensor]:
-    """Return ∂_t ∇_Θ F of the summed loss F of some examples, t the parameter of a learned τ.
+    """Return ∂_t ∇_Θ F of the summed loss F of some examples, where t is the parameter of a learned τ.
 
         gradient, = torch.autograd.grad(loss, head.temperature.raw, create_graph=True)
         return torch.autograd.grad(gradient, parameters)
@@ -72,11 +72,11 @@ def mixed_derivative(
     The features are computed once; the head evaluates them in chunks of examples.
 
     Args:
-        backbone: inputs to features [b, D].
-        head: with a `LearnedTemperature`.
-        parameters: Θ, without the one of τ; the result has a tensor like each.
-        generator: of the noise; in the state in which the loss used it, the noise is that of the loss.
-        chunk_bytes: of one tensor of sampled logits.
+        backbone: maps inputs to features [b, D].
+        head: a head with a `LearnedTemperature`.
+        parameters: Θ, without the parameter of τ; the result has one tensor for each.
+        generator: generator of the noise; pass it in the state in which the loss used it, to draw the same noise.
+        chunk_bytes: size of one tensor of sampled logits.
     """
     with torch.enable_grad():
         features = backbone(batch.inputs)
@@ -103,7 +103,7 @@ def mixed_derivative(
 
 
 def _normals(head: Head, features: Tensor, generator: torch.Generator | None) -> Tensor | None:
-    """Draw the normals [b, S, Q] that the loss of these features draws."""
+    """Draw the same standard normals [b, S, Q] as the loss of these features."""
     if head.covariance is None:
         return None
     dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
@@ -134,7 +134,7 @@ def _chunk_derivative(
     label_smoothing: float,
     inputs: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """Return ∇ ∂_t F for the inputs: in closed form for class ids, otherwise by differentiating the gradient of t."""
+    """Return ∇ ∂_t F for the inputs: in closed form for class ids, otherwise by differentiating ∂_t F."""
     [raw] = head.temperature.parameters()
     if head.link == "softmax" and isinstance(targets, Tensor) and targets.dim() == 1 and not label_smoothing:
         logits = head.logit_distribution(features).sample(z)  # [b, S, K]
@@ -155,16 +155,16 @@ def logit_slopes(logits: Tensor, targets: Tensor, temperature: Tensor | float) -
         gradient, = torch.autograd.grad(loss, logits, create_graph=True)
         return derivative of gradient with respect to tau
 
-    With a = logits / τ, p_s the softmax of sample s, e the label and w_s its share of the probability of the label, the
-    gradient is g_s = w_s (p_s − e) / τ. When τ grows, a shrinks along itself:
+    Let a = logits / τ, p_s the softmax of sample s, e the one-hot label, and w_s the share of sample s in the
+    probability of the label. The gradient is g_s = w_s (p_s − e) / τ. With ∂_τ a = −a / τ, its derivative is:
 
         ∂_τ g_s = −((w_s + ẇ_s) (p_s − e) + w_s ṗ_s) / τ²,    ṗ_s = p_s (a_s − ⟨p_s, a_s⟩),
         ẇ_s = w_s (l_s − Σ w l),    l_s = a_s[y] − ⟨p_s, a_s⟩
 
     Args:
-        logits: [b, S, K], before the temperature.
-        targets: [b] class ids; −100 leaves an example out.
-        temperature: τ
+        logits: [b, S, K], before division by the temperature.
+        targets: [b], class ids; examples with −100 are left out.
+        temperature: τ.
     """
     counted = targets != IGNORE_INDEX
     index = targets.clamp(min=0)[:, None, None].expand(*logits.shape[:2], 1)  # [b, S, 1]
@@ -173,7 +173,7 @@ def logit_slopes(logits: Tensor, targets: Tensor, temperature: Tensor | float) -
     mean = (probs * scaled).sum(-1, keepdim=True)  # [b, S, 1], ⟨p, a⟩
     label = scaled.gather(-1, index)
     share = (label - scaled.logsumexp(-1, keepdim=True)).softmax(1)  # w: [b, S, 1]
-    growth = label - mean  # of the log-probability of the label
+    growth = label - mean  # l: growth of the log-probability of the label
     moved = share * (1 + growth - (share * growth).sum(1, keepdim=True))  # w + ẇ
     # (w + ẇ) p + w p (a − ⟨p, a⟩), in one pass over p.
     slopes = scaled.sub_(mean).mul_(share).add_(moved).mul_(probs)
@@ -184,24 +184,24 @@ def logit_slopes(logits: Tensor, targets: Tensor, temperature: Tensor | float) -
 def clipped_tangents(
     gradients: Sequence[Tensor], tangents: Sequence[Tensor], norm: Tensor, limit: float
 ) -> list[Tensor]:
-    """Return how gradients change after clipping by their norm when they change by `tangents` before it.
+    """Return the tangents of gradients after clipping by their norm, where `tangents` are those before clipping.
 
     The norm is that of all gradients together, before clipping.
     """
     pairs = list(zip(gradients, tangents, strict=True))
     factor = limit / (norm + CLIP_EPSILON)
     shrink = factor * torch.stack([(g * d).sum() for g, d in pairs]).sum() / (norm * (norm + CLIP_EPSILON))
-    # Chosen on the device: a look at the norm would wait for it.
+    # torch.where chooses on the device: reading the norm would block on the device.
     return [torch.where(factor < 1, factor * d - shrink * g, d) for g, d in pairs]
 
 
 @torch.no_grad()
 def step_tangent(optimizer: optim.Optimizer, group: dict[str, Any], parameter: nn.Parameter, gradient: Tensor,
                  tangent: Tensor) -> Tensor:  # fmt: skip
-    """Return how a parameter of a group changes in the last step when its gradient changes by `tangent`.
+    """Return the tangent of a parameter after the last step, where `tangent` is that of its gradient.
 
-    It is the derivative of −s m̂ / (√v̂ + ε), whose averages hold the gradient. The optimiser is Adam or AdamW, after
-    the step.
+    This differentiates −s m̂ / (√v̂ + ε), whose averages m̂ and v̂ include the gradient. The optimiser must be Adam or
+    AdamW, after the step.
     """
     rate = float(group["lr"])
     if not isinstance(optimizer, optim.Adam) or group["amsgrad"] or group.get("maximize"):
@@ -211,6 +211,6 @@ def step_tangent(optimizer: optim.Optimizer, group: dict[str, Any], parameter: n
     first, second = 1 - beta1**count, (1 - beta2**count).sqrt()
     root = state["exp_avg_sq"].sqrt()
     below = root / second + group["eps"]
-    # If all gradients were 0, the root has no slope.
+    # If all gradients were 0, the root has no derivative.
     bend = torch.where(root > 0, (1 - beta2) * gradient * tangent / (root * second), 0.0)
     return -rate / first * ((1 - beta1) * tangent / below - state["exp_avg"] * bend / below.square())

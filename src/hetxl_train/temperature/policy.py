@@ -1,20 +1,20 @@
-"""Recommend a method to choose τ for the data and the budget at hand: one rule, on the safe side.
+"""Recommend a method to choose τ for the data and the budget, by one conservative rule.
 
-τ scales all logits. Learned like the other parameters it costs nothing and needs no validation data, which is the
-paper's recommendation; but it is one number that moves fast, and a model that can overfit does so through τ first.
-The rule asks whether it can:
+τ scales all logits. The paper recommends to learn it like the other parameters, which costs nothing and needs no
+validation data. But τ is a single parameter that changes fast: a model that can overfit does so through τ first. The
+rule estimates whether the model can overfit:
 
 | epochs | examples per class | steps | τ |
 | --- | --- | --- | --- |
 | up to `EPOCHS_UNSEEN` | any | at least `STEPS` | learned: nearly every batch is new, as good as validation data |
 | up to `EPOCHS` | at least `CLASS_EXAMPLES` | at least `STEPS` | learned: as in the paper, 7 epochs of 586 |
-| else | | | 1, and fitted on the validation split afterwards (`posthoc`) |
+| otherwise | | | 1, and fitted on the validation split afterwards (`posthoc`) |
 
-With wrong training labels, the training loss asks for another τ than clean data does: 1, and fitted afterwards. With a
-budget of several runs a search (`grid`, then `bayes`) is the safe method in the last row.
+With wrong training labels, the τ with the lowest training loss differs from that of clean data, so τ is 1 and fitted
+afterwards. If the budget allows several runs, a search (`grid`, or with more runs `bayes`) replaces `posthoc`.
 
-`hetxl study tau` measures what the thresholds are worth (docs/temperature.md): in 160 steps a learned τ gained nothing,
-in 1,600 of a third of an epoch a little, and in ten epochs of 108 examples per class it cost 0.019 nats.
+`hetxl study tau` tests the thresholds (docs/temperature.md): in 160 steps a learned τ gained nothing, in 1,600 steps (a
+third of an epoch) a little, and in ten epochs of 108 examples per class it cost 0.019 nats.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ EPOCHS_UNSEEN = 1.0
 EPOCHS = 10.0
 CLASS_EXAMPLES = 500
 STEPS = 1000
-"""Fewer leave τ near its initial value."""
+"""In fewer steps, τ stays near its initial value."""
 VALIDATION_ROWS = 500
-"""Enough to fit one number without overfitting."""
+"""This many rows are enough to fit one parameter without overfitting."""
 GRID_RUNS, BAYES_RUNS = 8, 30
 
 
@@ -43,7 +43,7 @@ class Recommendation:
 
     @property
     def learned(self) -> bool:
-        """Whether a run learns τ like any other parameter; otherwise it leaves τ at 1."""
+        """Whether a run learns τ like any other parameter; otherwise τ stays at 1."""
         return self.method == "train"
 
 
@@ -70,9 +70,9 @@ def recommend(
     max_runs: int = 1,
     label_noise: bool = False,
 ) -> Recommendation:
-    """Return the method to choose τ for a number of training rows, of steps and of runs that the budget allows.
+    """Return the method to choose τ for a number of training rows and steps; the budget allows `max_runs` runs.
 
-    With `label_noise`, training labels are known to be worse than those of validation.
+    `label_noise` says that training labels are known to be worse than validation labels.
     """
     sizes = {"rows": rows, "num_classes": num_classes, "steps": steps, "batch_size": batch_size, "max_runs": max_runs}
     for name, value in sizes.items():

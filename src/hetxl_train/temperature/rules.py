@@ -1,7 +1,7 @@
-"""What the loop does with a learned τ beside following the training loss.
+"""Alternatives to learning τ by the training loss alone.
 
-It may freeze τ for the first steps, and add a prior. A rule moves τ by a validation loss instead, directly or through
-the last step; the loop calls it around its own step.
+The loop can freeze τ in the first steps and add a prior. A `TemperatureRule` instead updates τ by the gradient of a
+validation loss, directly or through the last step; the loop calls it before and after its own step.
 """
 
 from abc import ABC, abstractmethod
@@ -23,19 +23,19 @@ from hetxl_train.temperature.hypergradient import Batch
 
 
 def is_frozen(step: int, steps: int, config: TrainConfig) -> bool:
-    """Return whether τ still stays at its initial value in a step, counted from 0."""
+    """Return whether τ is still frozen at its initial value in a step, counted from 0."""
     return step < round(config.temperature_hold * steps)
 
 
 def freeze(temperature: nn.Module) -> None:
-    """Zero the gradient of τ, before gradients are clipped: it has no part in their norm, and none in the step."""
+    """Zero the gradient of τ before clipping, so that it affects neither the norm of the gradients nor the step."""
     for parameter in temperature.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
 
 
 def reset_state(temperature: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Zero the optimiser's state of τ after a frozen step, so that it starts afresh when τ may move."""
+    """Zero the optimiser's state of τ after a frozen step, so that τ starts without momentum once it is learned."""
     for parameter in temperature.parameters():
         for value in optimizer.state.get(parameter, {}).values():
             if isinstance(value, Tensor):
@@ -43,9 +43,9 @@ def reset_state(temperature: nn.Module, optimizer: optim.Optimizer) -> None:
 
 
 def add_temperature_prior(temperature: nn.Module, weight: float) -> None:
-    """Add the gradient of weight · (log τ)² to that of τ's parameters; nothing if τ is not learned.
+    """Add the gradient of weight · (log τ)² to that of τ's parameters; do nothing if τ is not learned.
 
-    The gradients are those of the mean loss, not scaled; the reported loss stays the likelihood's.
+    The gradients must be those of the mean loss, without loss scaling. The reported loss does not include the prior.
     """
     parameters = [parameter for parameter in temperature.parameters() if parameter.requires_grad]
     if not parameters or not weight:
@@ -71,9 +71,9 @@ def held_out_examples(config: TrainConfig, parts: int) -> int:
 
 
 class Validation:
-    """The examples of a rule: of a split of their own, or with None for it held out of each batch.
+    """The validation examples of a rule: those of `split`, or if it is None, examples held out of each training batch.
 
-    They are cut like the batches of training, into `parts` over all processes.
+    They are divided like the training batches, into `parts` over all processes.
     """
 
     def __init__(self, config: TrainConfig, split: Split | None, parts: Parts, device: torch.device):
@@ -83,9 +83,9 @@ class Validation:
         self.held_out: list[Batch] = []
 
     def divide(self, fetched: Fetched, split: Split) -> tuple[Tensor, Tensor | LabelLists]:
-        """Hold out the last rows of a part of a batch; return the others, to train on."""
+        """Hold out the last rows of a part of a batch; return the other rows, to train on."""
         rows = fetched.rows
-        # If rows could not be read there may be fewer than are held out: one is always trained on.
+        # With unreadable rows, there may be fewer than are to be held out: at least one row remains to train on.
         count = max(len(rows) - self.count, min(1, len(rows)))
         if count < len(rows):
             targets = to_device(split.labels.take(rows[count:]), self.device)
@@ -93,7 +93,7 @@ class Validation:
         return fetched.inputs[:count], split.labels.take(rows[:count])
 
     def batches(self, step: int) -> list[Batch]:
-        """Return this process's examples of a step."""
+        """Return this process's validation examples of a step."""
         if self.split is None:
             held_out, self.held_out = self.held_out, []
             return held_out
@@ -108,9 +108,9 @@ class Validation:
 
 
 class TemperatureRule(ABC):
-    """Moves τ, which is learned, instead of the training loss; the optimiser has all parameters of the model.
+    """Update a learned τ by a validation loss; the optimiser has all parameters of the model.
 
-    Sums over examples are those of all processes, so that τ is the same in each.
+    Sums over examples include all processes, so that τ is the same in each.
     """
 
     def __init__(
@@ -122,23 +122,23 @@ class TemperatureRule(ABC):
         self.noise = torch.Generator(device=validation.device)
 
     def see(self, batch: Batch, seed: Callable[[], torch.Generator]) -> None:  # noqa: B027, not every rule needs it
-        """See a part of the batch, after its loss.
+        """Process a part of the batch after its backward pass.
 
-        Calling `seed` resets all random states to those before the loss, and returns the generator of its noise.
+        `seed` resets all random states to those before the loss, and returns the generator of its noise.
         """
 
     @abstractmethod
     def before_step(self, step: int, examples: int) -> None:
-        """Set the gradient of τ, once those of all parameters are computed; `examples` is the count of this process."""
+        """Set the gradient of τ after the backward passes; `examples` is the number of examples of this process."""
 
     def clipped(self, norm: Tensor) -> None:  # noqa: B027
-        """See that gradients were clipped, with their norm before that."""
+        """Receive the norm of the gradients before clipping, after they were clipped."""
 
     def after_step(self, step: int, moves: bool) -> None:  # noqa: B027
-        """Act after the step, counted from 0; `moves` says whether τ may move yet."""
+        """Update τ after the step, counted from 0, unless it is frozen (`moves` is False)."""
 
     def gradients(self, step: int, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """Return those of the mean validation loss; the backbone as in evaluation, S as in training."""
+        """Return gradients of the mean validation loss, with the backbone in evaluation mode and S as in training."""
         training, batches = self.model.backbone.training, self.validation.batches(step)
         self.model.backbone.eval()
         sums, count = [torch.zeros_like(parameter) for parameter in parameters], 0
@@ -154,22 +154,22 @@ class TemperatureRule(ABC):
         return self._mean(sums, count)
 
     def _mean(self, sums: list[Tensor], examples: int) -> list[Tensor]:
-        """Return sums over this process's examples as the mean over those of all processes."""
+        """Return the mean over the examples of all processes, from the sums over those of this process."""
         total = self.world.sum(torch.full((), float(examples), device=self.validation.device)).clamp_(min=1)
         return [self.world.sum(value.contiguous()) / total.to(value.dtype) for value in sums]
 
 
 class DirectRule(TemperatureRule):
-    """The paper's "simple gradient": τ follows the validation loss as if no weight depended on it."""
+    """Update τ by the paper's "simple gradient": that of the validation loss as if no weight depended on τ."""
 
     def before_step(self, step: int, examples: int) -> None:
-        """Let τ take part in the step with its gradient of the validation loss."""
+        """Set the gradient of τ to that of the validation loss; the optimiser step updates τ with the weights."""
         [self.raw.grad] = self.gradients(step, [self.raw])
         add_temperature_prior(self.model.head.temperature, self.config.temperature_prior)
 
 
 class BilevelRule(TemperatureRule):
-    """Luketina et al.: τ follows the validation loss after the step, also through its effect on that step."""
+    """Update τ by the validation loss after the step, including the effect of τ on that step (Luketina et al.)."""
 
     def __init__(
         self, config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Validation, world: World
@@ -180,7 +180,7 @@ class BilevelRule(TemperatureRule):
         self.before: list[Tensor] = []
 
     def _in_groups(self) -> list[tuple[dict[str, Any], nn.Parameter]]:
-        """Return all parameters but τ with their groups, which are others after a checkpoint was loaded."""
+        """Return all parameters but τ with their current groups; loading a checkpoint replaces the groups."""
         pairs = [(group, parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
         return [(group, parameter) for group, parameter in pairs if parameter is not self.raw]
 
@@ -189,24 +189,24 @@ class BilevelRule(TemperatureRule):
         buffers = {name: value.clone() for name, value in self.model.backbone.named_buffers()}
         options = {"generator": seed(), "label_smoothing": self.config.label_smoothing}
         values = hypergradient.mixed_derivative(self.model.backbone, self.model.head, batch, self.parameters, **options)
-        for name, value in self.model.backbone.named_buffers():  # running averages have seen this part already
+        for name, value in self.model.backbone.named_buffers():  # running averages already include this part
             value.copy_(buffers[name])
         self.mixed = [total + value for total, value in zip(self.mixed, values, strict=True)] if self.mixed else values
 
     def before_step(self, step: int, examples: int) -> None:
-        """Leave τ out of the step."""
+        """Leave τ out of the optimiser step."""
         self.raw.grad = None
         self.mixed = self._mean(self.mixed, examples)
         if self.config.clip:
             self.before = [gradient_of(parameter).clone() for parameter in self.parameters]
 
     def clipped(self, norm: Tensor) -> None:
-        """Differentiate the clipping, which is a part of the step."""
+        """Differentiate through the clipping, which is part of the step."""
         self.mixed = hypergradient.clipped_tangents(self.before, self.mixed, norm, self.config.clip)
         self.before = []
 
     def after_step(self, step: int, moves: bool) -> None:
-        """Do a step of τ alone; of length 0 if it may not move, so that the optimiser has a state to store."""
+        """Take an optimiser step of τ alone; while τ is frozen, with gradient 0, so that its state exists."""
         gradient = self.hypergradient(step)
         self.raw.grad = gradient if moves else torch.zeros_like(gradient)
         if moves:
@@ -217,7 +217,7 @@ class BilevelRule(TemperatureRule):
         self.mixed = []
 
     def hypergradient(self, step: int) -> Tensor:
-        """Return d F_val / dt after the step, shaped like t."""
+        """Return d F_val / dt after the step, in the shape of t."""
         direct, *slopes = self.gradients(step, [self.raw, *self.parameters])
         along = torch.zeros((), dtype=direct.dtype, device=direct.device)
         for (group, parameter), tangent, slope in zip(self._in_groups(), self.mixed, slopes, strict=True):
@@ -232,13 +232,13 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 
 RULES: dict[str, type[TemperatureRule]] = {"gradient": DirectRule, "bilevel": BilevelRule}
-"""Of the methods in `hetxl_train.temperature_methods` that follow a validation loss."""
+"""The rules of the methods in `hetxl_train.temperature_methods` that use a validation loss."""
 
 
 def build_rule(
     config: TrainConfig, model: Model, optimizer: optim.Optimizer, validation: Split | None, parts: Parts, world: World
 ) -> TemperatureRule | None:
-    """Return the rule of a configuration; None if τ follows the training loss, or is fixed."""
+    """Return the rule of a configuration; None if τ is fixed or learned by the training loss."""
     if config.temperature_method == "train":
         return None
     split = None if config.temperature_held_out else validation
