@@ -1,10 +1,10 @@
-"""Draw charts as SVG: lines, points and bars, for a page that needs nothing but itself.
+"""Draw charts as SVG: lines, points and bars, for a self-contained page.
 
-Every label has one look in all charts: a colour, a dash and a marker, any of which sets it apart. Colours are variables
-of `templates/charts.css`, chosen for colour-blind readers on light and dark backgrounds.
+A label has the same style in all charts: a colour, a dash and a marker, each of which distinguishes it. Colours are
+variables of `templates/charts.css`, chosen for colour-blind readers on light and dark backgrounds.
 
-Charts share arguments: `ident`, unlike any other on the page; `title`, what the chart is; `looks`, how each label is
-drawn; `x` and `y`, the axes across and upwards.
+Charts share these arguments: `ident`, a unique name on the page; `title`; `looks`, the style of each label; `x` and
+`y`, the horizontal and the vertical axis.
 """
 
 import math
@@ -21,7 +21,7 @@ from hetxl_train.report.scales import Axis, Frame, Scale, draw_axes, element, ou
 from hetxl_train.report.statistics import Mean
 from hetxl_train.report.tables import Table, as_html, text_table
 
-COLOURS = 8  # how many `--series-…` variables the style sheet has
+COLOURS = 8  # number of `--series-…` variables in the style sheet
 OTHERS = (7, 4, 5, 6, 3, 2, 1, 0)  # colours of labels that are not heads of the paper, in order
 DASHES = (None, None, "7 3", "2 3", "9 3 2 3", "5 5", "12 4", "1 4")
 _PLUS = "M-.3-1.2H.3V-.3H1.2V.3H.3V1.2H-.3V.3H-1.2V-.3H-.3Z"
@@ -35,27 +35,27 @@ MARKERS = {
     "down": "M0 1.3L-1.13-.65H1.13Z",
     "star": "M0-1.4L.32-.44L1.33-.43L.52.17L.82 1.13L0 .55L-.82 1.13L-.52.17L-1.33-.43L-.32-.44Z",
 }
-"""Outlines of the markers, about one unit to each side."""
+"""Outlines of the markers; they reach about one unit to each side of the centre."""
 _HEADS = [HEAD_LABELS[name] for name in ("det", "het-xl", "het", "het-h")]
 _HEADS += ["DET + temperature scaling", "DET + label smoothing", "HET-XL + scaling"]
 KNOWN = {label: index for index, label in enumerate(_HEADS)}
-"""Heads that look the same in every chart."""
-MARKERS_UP_TO = 12  # lines with more points than this have a marker at their end alone
-POINTS = 400  # the most points of a line
-TABLE_ROWS = 40  # the most rows of the numbers beneath a chart
+"""Colours of heads that have the same style in every chart."""
+MARKERS_UP_TO = 12  # lines with more points than this have a marker only at their end
+POINTS = 400  # maximal number of points of a line
+TABLE_ROWS = 40  # maximal number of rows of the table below a chart
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one label is drawn."""
+    """The style of a label."""
 
-    colour: str  # CSS for it
-    dash: str | None = None  # of lines, None for a full line
-    marker: str = "circle"  # of points
+    colour: str  # as CSS
+    dash: str | None = None  # dashes of lines; None for a solid line
+    marker: str = "circle"  # shape of points
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
-    """Return the look of each label: fixed for the heads of the paper, the next unused colour for the others."""
+    """Return the style of each label: a fixed one for `KNOWN` heads, the next unused colour for other labels."""
     labels = sorted(dict.fromkeys(labels), key=lambda label: label not in KNOWN)
     taken = [KNOWN[label] for label in labels if label in KNOWN]
     free = [colour for colour in OTHERS if colour not in taken] + [*OTHERS] * (1 + len(labels) // COLOURS)
@@ -71,34 +71,34 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing that says in words what it shows."""
+    """A drawing with a description in words."""
 
-    ident: str  # unlike any other on the page
+    ident: str  # a unique name on the page
     title: str
-    description: str  # what is to be seen in it, with numbers
+    description: str  # what the drawing shows, with numbers
     frame: Frame
     content: Markup  # SVG elements
-    heading: str = ""  # a title above it, where several panels share a figure
-    subheading: str = ""  # below the heading
+    heading: str = ""  # a title above the panel, if several panels share a figure
+    subheading: str = ""  # a line below the heading
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawings with their title, legend and numbers."""
+    """Panels with their title, legend and numbers."""
 
     title: str
     panels: Sequence[Panel]
-    numbers: Table | None = None  # what is drawn, as a table; None where it is too much
-    legend: Sequence[tuple[str, Style]] = ()  # labels and their looks
-    note: str = ""  # what a reader should know
-    lines: bool = True  # whether the legend shows lines beside the markers
+    numbers: Table | None = None  # the drawn values as a table; None if there are too many
+    legend: Sequence[tuple[str, Style]] = ()  # labels and their styles
+    note: str = ""  # a note for the reader
+    lines: bool = True  # whether the legend shows lines in addition to markers
 
     def numbers_html(self) -> Markup:
-        """Return the numbers as HTML; a long table keeps evenly spread rows."""
+        """Return the numbers as HTML; a long table shows only evenly spread rows."""
         return as_html(self.numbers, limit=TABLE_ROWS) if self.numbers else Markup()
 
     def samples(self) -> list[tuple[str, float, Markup]]:
-        """Return for each label of the legend the width and the drawing of its look, 14 high."""
+        """Return for each label of the legend a sample of its style and the width of that; the height is 14."""
         width = 32 if self.lines else 14
         path = {"d": "M1 7H31", "fill": "none", "stroke_width": 2}
         samples = []
@@ -109,7 +109,7 @@ class Figure:
 
 
 def marker(style: Style, x: float, y: float, size: float = 4, title: str | None = None) -> Markup:
-    """Draw a point of some half width; a title is shown when it is pointed at."""
+    """Draw a marker; `size` is half of its width, and `title` appears on hover."""
     transform = f"translate({scales.number_text(x)} {scales.number_text(y)}) scale({scales.number_text(size)})"
     transform += " rotate(45)" if style.marker == "cross" else ""
     note = element("title", title) if title else None
@@ -118,7 +118,7 @@ def marker(style: Style, x: float, y: float, size: float = 4, title: str | None 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a line: where it is, and the range of the band around it."""
+    """A point of a line, and the range of the band around it."""
 
     x: float
     y: float
@@ -128,23 +128,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """What one label shows."""
+    """A line of a label."""
 
     label: str
-    points: tuple[Point, ...]  # by x, at least one
-    seeds: int = 1  # how many runs the points are the mean of; from two on there is a band
-    note: str = ""  # what sets it apart from the other lines of the label, like its seed
+    points: tuple[Point, ...]  # at least one, sorted by x
+    seeds: int = 1  # number of runs that the points are the mean of; with two or more, a band shows their range
+    note: str = ""  # what distinguishes this line from others of the label, such as its seed
 
     @property
     def name(self) -> str:
-        """Label and note."""
+        """The label with the note."""
         return f"{self.label}, {self.note}" if self.note else self.label
 
 
 def pairs(records: Iterable[Any], x: str | int, y: str | int) -> list[tuple[float, float, float]]:
-    """Return three numbers of each record: what it is matched by over seeds, x and y; incomplete ones are left out.
+    """Return a key, x and y of each record as numbers; incomplete records are left out.
 
-    Records are dicts, matched by their "step", or lists, matched by their first entry.
+    The key matches records of different seeds. It is the "step" of a dict, or the first entry of a list.
     """
     numbers = []
     for record in records:
@@ -158,11 +158,10 @@ def pairs(records: Iterable[Any], x: str | int, y: str | int) -> list[tuple[floa
 
 
 def lines_over_seeds(label: str, runs: Sequence[tuple[int | None, Sequence[tuple[float, float, float]]]]) -> list[Line]:
-    """Return the lines of one label.
+    """Return the lines of one label; `runs` has the seed of each run and its points from `pairs`.
 
-    Seeds that were measured at the same steps become one line of means with their range; seeds that were not (one
-    stopped early, or was evaluated at other steps) stay lines of their own, since a mean over different seeds would
-    jump. `runs` has the seed of each run, and its points as `pairs` gives them.
+    Seeds with measurements at the same steps become one line of means, with their range. Otherwise (one stopped early,
+    or was evaluated at other steps), each seed has its own line, because a mean over varying sets of seeds would jump.
     """
     filled = [(seed, points) for seed, points in runs if points]
     if not filled:
@@ -206,15 +205,15 @@ def line_chart(
     frame: Frame | None = None,
     tick_count: int = 5,
 ) -> Figure:
-    """Draw lines over a shared axis, with bands around those of several seeds.
+    """Draw lines over a shared axis, with bands around means over several seeds.
 
     Args:
-        levels: by name, values drawn as lines across.
-        cut: whether high starts of the lines may be cut off, so that their ends can be told apart, and a level left out
-            that is so far off that it would squeeze the lines; a note says so.
-        diagonal: whether to draw the line where y equals x.
-        markers: whether every point has a marker; None for short lines, and the end of long ones.
-        tick_count: about how many ticks an axis has.
+        levels: values, by name, to draw as horizontal lines.
+        cut: whether to cut off high starts of the lines, so that their ends can be distinguished, and to leave out a
+            level that is so far off that it would squeeze the lines; a note mentions both.
+        diagonal: whether to draw the line y = x.
+        markers: whether every point has a marker; None for all points of short lines and the last one of long lines.
+        tick_count: approximate number of ticks of an axis.
     """
     frame = frame or Frame()
     top = _cut_level(lines) if cut and y.high is None else y.high
@@ -239,7 +238,7 @@ def line_chart(
         drawn.append(element("path", d=outline([(left, bottom), (right, ceiling)]), class_="reference"))
     drawn += [_band(line, looks[line.label], across, up) for line in lines if line.seeds > 1 and len(line.points) > 1]
     drawn += [_line(line, looks[line.label], across, up, x, y, markers) for line in lines]
-    # Markers may reach over the sides, lines not over the top.
+    # The clip leaves space for markers at the sides, but cuts lines off at the top.
     box = {"x": left - 8, "y": ceiling - 2, "width": right - left + 16, "height": bottom - ceiling + 8}
     clip = element("clipPath", element("rect", **box), id=f"{ident}-clip")
     plot = element("g", *drawn, clip_path=f"url(#{ident}-clip)")
@@ -250,7 +249,7 @@ def line_chart(
 
 
 def _cut_level(lines: Sequence[Line]) -> float | None:
-    """Return where to cut falling lines: at the highest value a fifth of the way along, if that helps."""
+    """Return where to cut falling lines: above the highest value after their first fifth; None if that gains little."""
     settled = [point.y for line in lines for point in line.points[len(line.points) // 5 :]]
     everything = [point.y for line in lines for point in line.points]
     low, high, top = min(everything), max(everything), max(settled)
@@ -258,7 +257,7 @@ def _cut_level(lines: Sequence[Line]) -> float | None:
 
 
 def _far(level: float, heights: Sequence[float]) -> bool:
-    """Return whether showing a level would leave the lines less than half of the plot."""
+    """Return whether a level is so far off that the lines would get less than half of the plot."""
     low, high = min(heights), max(heights)
     return max(low - level, level - high) > max(high - low, 1e-9 * abs(level))
 
@@ -289,7 +288,7 @@ def _line(line: Line, style: Style, across: Scale, up: Scale, x: Axis, y: Axis, 
 
 
 def _describe(line: Line, x: Axis, y: Axis) -> str:
-    """Say what is to be seen of a line."""
+    """Describe a line in one sentence."""
     first, last = line.points[0], line.points[-1]
     name = f"{line.name}," if line.note else line.label
     if len(line.points) == 1:
@@ -301,7 +300,7 @@ def _describe(line: Line, x: Axis, y: Axis) -> str:
 
 
 def _line_numbers(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Table:
-    """Return the points side by side where the lines share their x, else one below the other."""
+    """Return a table of the points: a column per line if the lines share their x, otherwise a row per point."""
     shared = {tuple(point.x for point in line.points) for line in lines}
     if len(shared) == 1:
         columns = [[y.show(point.y) for point in line.points] for line in lines]
@@ -313,7 +312,7 @@ def _line_numbers(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Table:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter plot, with its standard error upwards."""
+    """A point of a scatter plot, with the standard error of y."""
 
     label: str
     x: float
@@ -350,7 +349,7 @@ def grouped_bars(
     y_title: str,
     x_title: str,
 ) -> Figure:
-    """Draw fractions by category, one bar for each label, with its standard error; None for an unknown one."""
+    """Draw fractions by category, with a bar and its standard error for each label; None for an unknown fraction."""
     frame = Frame()
     y = Axis(y_title, form.percent, lambda value: form.percent(value, 0), low=0.0)
     known = [value for row in values.values() for value in row if value is not None]
@@ -379,7 +378,7 @@ def _bar(start: float, width: float, value: Mean, style: Style, up: Scale, title
     top, bottom, middle = up.position(value.value), up.start, start + width / 2
     box = {"x": start + 1, "y": top, "width": max(width - 2, 1.0), "height": bottom - top}
     bar = element("rect", element("title", title), fill=style.colour, **box)
-    if width > 12 and bottom - top > 16:  # the marker tells bars apart without their colour
+    if width > 12 and bottom - top > 16:  # the marker distinguishes bars without colour
         bar += marker(replace(style, colour="var(--page)"), middle, bottom - 8, min(3.5, width / 5))
     if value.error:
         ends = [(middle, up.position(value.value + sign * value.error)) for sign in (-1, 1)]
@@ -396,7 +395,7 @@ def _share(value: Mean | None) -> str:
 def histogram(
     ident: str, title: str, bins: Sequence[tuple[str, str, float]], x_title: str, y_title: str, description: str
 ) -> Figure:
-    """Draw counts by bin, each with a short name, a full name and its count."""
+    """Draw a histogram; each bin has a short name, a full name and a count."""
     frame = Frame()
     y = Axis(y_title, low=0.0)
     up = y.scale([count for _, _, count in bins], frame.up, margin=0.06)
@@ -417,18 +416,18 @@ def histogram(
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a head is right at each confidence: for each seed, bins of confidence, accuracy and examples."""
+    """The accuracy of a head by confidence: for each seed, bins with confidence, accuracy and number of examples."""
 
-    label: str  # whose it is
+    label: str  # of the head
     seeds: Sequence[tuple[int | None, Sequence[tuple[float, float, float]]]]
-    error: float | None = None  # its calibration error, if known
+    error: float | None = None  # the calibration error, if known
 
 
 def reliability_charts(ident: str, title: str, items: Sequence[Reliability], looks: Mapping[str, Style]) -> Figure:
-    """Draw small diagrams side by side: accuracy against confidence, a line for each seed, diagonal when calibrated."""
+    """Draw accuracy against confidence, a panel for each head and a line for each seed; on the diagonal, both agree."""
     frame = Frame(width=190, height=196, left=40, right=12, top=26, bottom=40)
     largest = max(value for item in items for _, bins in item.seeds for entry in bins for value in entry[:2])
-    # All diagrams end at the same confidence: with very many classes, heads are seldom sure.
+    # All panels end at the same confidence, which may be below 1: with very many classes, confidences are low.
     limit = next((limit for limit in (0.1, 0.2, 0.4, 0.6) if largest <= limit), 1.0)
     whole = Axis("", form.percent, lambda value: form.percent(value, 0), low=0.0, high=limit)
     x, y = replace(whole, title="confidence"), replace(whole, title="accuracy")

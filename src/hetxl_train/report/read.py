@@ -1,4 +1,4 @@
-"""Read run directories; an unfinished run is read as far as it got."""
+"""Read run directories, including those of unfinished runs."""
 
 import os
 import re
@@ -19,35 +19,35 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The content of `compare.json` beside some runs."""
+    """The content of a comparison's `compare.json`."""
 
-    baseline: str | None = None  # the label that the others are compared with, None for the default
-    heads: tuple[str, ...] = ()  # labels in their order
+    baseline: str | None = None  # the label that the others are compared with; None for the default
+    heads: tuple[str, ...] = ()  # labels in the order of the report
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. What is missing is empty, and `problems` says so."""
+    """The content of a run directory. Missing parts are empty, and `problems` names them."""
 
     path: Path
     config: dict[str, Any] = field(default_factory=dict)  # the resolved configuration
-    result: dict[str, Any] = field(default_factory=dict)  # what it reached
-    steps: Sequence[dict[str, Any]] = ()  # the records of single steps, in order, one for each step
-    evaluations: Sequence[dict[str, Any]] = ()  # those of evaluations, likewise
+    result: dict[str, Any] = field(default_factory=dict)  # the content of result.json
+    steps: Sequence[dict[str, Any]] = ()  # the log's records of steps, by step, one for each
+    evaluations: Sequence[dict[str, Any]] = ()  # the log's records of evaluations, by step, one for each
     curves: dict[str, Any] = field(default_factory=dict)  # reliability and risk–coverage points
     confusions: Sequence[dict[str, Any]] = ()  # pairs of classes
     examples: dict[str, Any] = field(default_factory=dict)  # test examples to show, by kind
-    problems: tuple[str, ...] = ()  # what is missing or could not be read, one line each
-    comparison: Comparison | None = None  # the comparison that it is part of, if any
+    problems: tuple[str, ...] = ()  # missing or unreadable files, one line each
+    comparison: Comparison | None = None  # the comparison that the run belongs to, if any
 
     @property
     def name(self) -> str:
-        """The directory's name."""
+        """The name of the directory."""
         return self.path.name
 
     @property
     def head(self) -> str | None:
-        """The kind of head, like "het-xl"."""
+        """The kind of head, such as "het-xl"."""
         for source in (self.result, self.config):
             head = source.get("head")
             if isinstance(head, dict):
@@ -58,23 +58,23 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What the run is called in tables; runs with the same label differ in their seed alone."""
+        """The name of the run in tables; runs with the same label differ only in their seed."""
         for source in (self.result, self.config):
             if isinstance(source.get("label"), str) and source["label"].strip():
                 return source["label"].strip()
-        planned = re.fullmatch(r"(.+)-seed\d+", self.name)  # in a comparison, the name says more than the head
+        planned = re.fullmatch(r"(.+)-seed\d+", self.name)  # in a comparison, the name is more specific than the head
         kind = planned[1] if planned else self.head or self.name
         return HEAD_LABELS.get(kind, kind)
 
     @property
     def seed(self) -> int | None:
-        """The seed, None when it is not known."""
+        """The seed; None if it is unknown."""
         sources = (self.result, self.config, _mapping(self.config.get("training")))
         return next((int(seed) for source in sources if (seed := finite(source.get("seed"))) is not None), None)
 
     @property
     def dataset(self) -> str | None:
-        """The name of the data, None when it is not known."""
+        """The name of the data; None if it is unknown."""
         names = (source.get("dataset") for source in (self.result, self.config))
         return next((name for name in names if isinstance(name, str) and name), None)
 
@@ -85,35 +85,32 @@ class Run:
 
     @property
     def averaged(self) -> bool:
-        """Whether its probabilities are averages over members, a posterior or dropout masks."""
+        """Whether the run's probabilities are averages over members, a posterior or dropout masks."""
         dropout = finite(_mapping(self.config.get("head")).get("mc_dropout"))
         return bool(dropout or self.value("members") or self.value("laplace_prior"))
 
     @property
     def finished(self) -> bool:
-        """Whether there is a result."""
+        """Whether the run has a result."""
         return bool(self.result)
 
     def metrics(self, split: str) -> dict[str, float]:
-        """Return the metrics of a split that are numbers."""
+        """Return those metrics of a split that are finite numbers."""
         metrics = _mapping(_mapping(self.result.get("metrics")).get(split))
         numbers = {key: finite(value) for key, value in metrics.items()}
         return {key: number for key, number in numbers.items() if number is not None}
 
     def parameters(self, part: str = "total") -> float | None:
-        """Return the number of parameters: "total", "head" or "backbone"."""
+        """Return the number of parameters of a part: "total", "head" or "backbone"."""
         return finite(_mapping(self.result.get("parameters")).get(part))
 
     def value(self, key: str) -> float | None:
-        """Return a number of the result, like "train_seconds"."""
+        """Return a number from the result, such as "train_seconds"."""
         return finite(self.result.get(key))
 
 
 def read_run(path: PathLike, comparison: Comparison | None = None) -> Run:
-    """Read a run directory.
-
-    Files that are missing or cut short are named in `problems`; the rest is read all the same.
-    """
+    """Read a run directory; `problems` names files that are missing or damaged."""
     directory = Path(path)
     if not directory.exists():
         raise FileNotFoundError(f"{directory} does not exist; pass a run or comparison directory")
@@ -129,7 +126,7 @@ def read_run(path: PathLike, comparison: Comparison | None = None) -> Run:
     result = _read_json(directory / "result.json", dict, problems)
     steps, evaluations = _read_log(directory / "log.jsonl", result.get("log_lines"), problems)
     if result.get("derived_from") and "log.jsonl is missing" in problems:
-        problems.remove("log.jsonl is missing")  # it was not trained
+        problems.remove("log.jsonl is missing")  # derived runs are not trained and have no log
     contents = {
         name: _read_json(directory / f"{name}.json", dict, problems) for name in ("config", "curves", "examples")
     }
@@ -139,7 +136,7 @@ def read_run(path: PathLike, comparison: Comparison | None = None) -> Run:
 
 
 def find_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
-    """Read all runs of run directories and comparison directories, whose runs are in `runs/`, each once."""
+    """Read all runs of run directories and of comparison directories (in their `runs/`), each run once."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     runs: dict[Path, Run] = {}
@@ -165,7 +162,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _comparison_above(directory: Path) -> Comparison | None:
-    """Return the comparison that a run passed by itself is part of."""
+    """Return the comparison that a single run belongs to; None if there is none."""
     above = directory.resolve().parent
     if above.name == "runs" and (above.parent / "compare.json").is_file():
         return _read_comparison(above.parent)
@@ -182,7 +179,7 @@ def _read_comparison(directory: Path) -> Comparison:
 
 
 def _read_json(path: Path, kind: type, problems: list[str]) -> Any:
-    """Read a JSON file of one kind, dict or list; return an empty one and add to `problems` if that fails."""
+    """Read a dict or list from a JSON file; on failure, add to `problems` and return an empty one."""
     try:
         content = read_json(path, finite=False)
     except FileNotFoundError:
@@ -192,7 +189,7 @@ def _read_json(path: Path, kind: type, problems: list[str]) -> Any:
         problems.append(f"{path.name} could not be read: {reason}")
     else:
         if kind is list and isinstance(content, dict):
-            content = content.get("pairs")  # older versions have the list alone
+            content = content.get("pairs")  # files of older versions hold only the list
         if isinstance(content, kind):
             return content
         problems.append(f"{path.name} holds a {type(content).__name__}, not a {kind.__name__}")
@@ -202,9 +199,9 @@ def _read_json(path: Path, kind: type, problems: list[str]) -> Any:
 def _read_log(
     path: Path, expected: object, problems: list[str]
 ) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
-    """Return the records of steps and of evaluations, by step. A resumed run repeats steps: the last one counts.
+    """Return the records of steps and of evaluations, by step. A resumed run may repeat steps; the last record counts.
 
-    The result says how many lines are expected; None for a run without a result, or of an older version.
+    `expected` is the number of lines according to the result; None for a run without a result or of an older version.
     """
     kinds: dict[str, dict[float, dict[str, Any]]] = {"step": {}, "evaluation": {}}
     lines, broken = 0, 0

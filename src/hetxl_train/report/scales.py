@@ -1,4 +1,4 @@
-"""Axes: map values to positions in a drawing, with ticks at round numbers, and draw them as SVG."""
+"""Map values to positions in a drawing, choose ticks at round numbers, and draw axes as SVG."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,24 +9,24 @@ from markupsafe import Markup, escape
 
 from hetxl_train import formatting as form
 
-CHARACTER = 7.2  # about the width of a character in a drawing
+CHARACTER = 7.2  # approximate width of a character in a drawing
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis."""
+    """The mapping of values to positions along an axis."""
 
-    low: float  # the value at its start
+    low: float  # the value at the start of the axis
     high: float  # the value at its end, above `low`
-    start: float  # position of its start, in the units of the drawing
-    end: float  # position of its end
-    log: bool  # whether equal ratios take equal room; `low` is above 0 then
-    ticks: tuple[float, ...]  # round values on it
+    start: float  # the position of its start, in the units of the drawing
+    end: float  # the position of its end
+    log: bool  # whether the axis is logarithmic; `low` is positive then
+    ticks: tuple[float, ...]  # round values within the axis
 
     def position(self, value: float, *, beyond: bool = False) -> float:
-        """Return the position of a value; outside of the axis, that of its end.
+        """Return the position of a value, clamped to the ends of the axis.
 
-        `beyond`, on a linear axis, lets values above `high` pass the end, so that a cut line keeps its slope.
+        On a linear axis, `beyond` does not clamp values above `high`, so that a line that is cut off keeps its slope.
         """
         low, high = self.low, self.high
         inside = max(value, low) if beyond and not self.log else min(max(value, low), high)
@@ -36,7 +36,7 @@ class Scale:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return multiples of 1, 2, 2.5 or 5 times a power of ten between two values, about `count` of them."""
+    """Return about `count` multiples of 1, 2, 2.5 or 5 times a power of ten between two values."""
     if not high > low:
         return [low]
     rough = (high - low) / max(count, 1)
@@ -48,7 +48,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round values between two positive ones: powers of ten, with their 2 and 5 if there is room."""
+    """Return round values between two positive values: powers of ten, and if they fit, 2 and 5 times these."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -57,12 +57,12 @@ def log_ticks(low: float, high: float, count: int = 5) -> list[float]:
             break
     if len(ticks) > count + 2:
         ticks = ticks[:: math.ceil(len(ticks) / count)]
-    # Less than about a decade has hardly any of these: round steps do there.
+    # A range below about one decade has hardly any of these values and gets linear ticks.
     return ticks if len(ticks) >= 3 else nice_ticks(low, high, max(2, count - 1))
 
 
 def thin(indexes: Sequence[int], limit: int) -> list[int]:
-    """Return at most `limit` (two or more) of some indexes, evenly spread, the first and the last among them."""
+    """Return at most `limit` (two or more) evenly spread indexes, including the first and the last."""
     if len(indexes) <= limit:
         return list(indexes)
     step = (len(indexes) - 1) / (limit - 1)
@@ -70,9 +70,9 @@ def thin(indexes: Sequence[int], limit: int) -> list[int]:
 
 
 def downsample(values: Sequence[float], limit: int = 400) -> list[int]:
-    """Return the indexes of a line's points to draw: the lowest and highest of each stretch, so that no spike is lost.
+    """Return the indexes of at most `limit` (4 or more) points of a line to draw.
 
-    They are at most `limit`, 4 or more.
+    They are both ends, and the lowest and the highest point of each stretch, so that no spike is lost.
     """
     total = len(values)
     if total <= limit:
@@ -88,15 +88,15 @@ def downsample(values: Sequence[float], limit: int = 400) -> list[int]:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows."""
+    """The quantity that an axis shows, and its format."""
 
-    title: str  # with its unit
-    show: Callable[[float], str] = form.tick  # format a value of it in sentences and tables
-    tick: Callable[[float], str] = form.tick  # format a value at the axis
-    log: bool = False  # whether equal ratios take equal room
-    low: float | None = None  # the value at its start; None for the lowest one
-    high: float | None = None  # the value at its end; None for the highest one
-    ticks: Sequence[float] | None = None  # the values with a tick; None for round ones
+    title: str  # including the unit
+    show: Callable[[float], str] = form.tick  # formats a value in sentences and tables
+    tick: Callable[[float], str] = form.tick  # formats a value at the axis
+    log: bool = False  # whether the axis is logarithmic
+    low: float | None = None  # the value at the start; None for the lowest value
+    high: float | None = None  # the value at the end; None for the highest value
+    ticks: Sequence[float] | None = None  # the values with a tick; None for round values
 
     def scale(
         self,
@@ -107,16 +107,16 @@ class Axis:
         count: int = 5,
         margin: float = 0.04,
     ) -> Scale:
-        """Return the scale for some values between two positions; without values, from 0 to 1.
+        """Return the scale for some values between two positions; without values, it shows 0 to 1, or 1 to 10.
 
-        `high` is used where the axis has none, `margin` is the fraction of room left beyond the values at an end that
-        is not fixed. A logarithmic scale leaves out values that are not above 0.
+        `high` applies if the axis has no `high`. `margin` is the fraction of space beyond the values at an end that is
+        not fixed. A logarithmic scale leaves out values that are not positive.
         """
         low, high = self.low, self.high if high is None else high
         shown = [value for value in values if math.isfinite(value) and (value > 0 or not self.log)]
         bottom = low if low is not None else min(shown, default=1.0 if self.log else 0.0)
         top = high if high is not None else max(shown, default=10.0 if self.log else 1.0)
-        if not top > bottom:  # a single value: some room around it
+        if not top > bottom:  # leave space around a single value
             room = abs(bottom) * 0.05 or 0.5
             below, above = (bottom / 1.5, bottom * 1.5) if self.log else (bottom - room, bottom + room)
             bottom, top = bottom if low is not None else below, above
@@ -134,7 +134,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Frame:
-    """The size of a drawing and the room around its plot, in units that are about the pixels of a phone."""
+    """The size of a drawing and the margins around its plot, in units of about one pixel of a phone."""
 
     width: float = 400
     height: float = 260
@@ -145,19 +145,20 @@ class Frame:
 
     @property
     def across(self) -> tuple[float, float]:
-        """Where the x axis starts and ends."""
+        """The start and the end of the x axis."""
         return self.left, self.width - self.right
 
     @property
     def up(self) -> tuple[float, float]:
-        """Where the y axis starts, at the bottom, and ends."""
+        """The start of the y axis, at the bottom, and its end."""
         return self.height - self.bottom, self.top
 
 
 def element(name: str, /, *children: Markup | str | None, **attributes: object) -> Markup:
-    """Return one SVG element; text in it is escaped.
+    """Return an SVG element with escaped text.
 
-    Attribute names have `_` for `-` and may end in `_` (`class_`); None leaves an attribute out.
+    In the names of attributes, `_` stands for `-`, and a `_` at the end is dropped (`class_`). None leaves an attribute
+    out.
     """
     opening = name
     for key, value in attributes.items():
@@ -169,7 +170,7 @@ def element(name: str, /, *children: Markup | str | None, **attributes: object) 
 
 
 def number_text(value: float) -> str:
-    """Format a length: a hundredth of a unit is enough."""
+    """Format a length to a hundredth of a unit, which is precise enough."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if round(value, 2) else "0"
 
 
@@ -186,7 +187,7 @@ def text_at(text: str, x: float, y: float, *, anchor: str = "middle", class_: st
 def draw_axes(
     frame: Frame, x: tuple[Scale, Axis] | None, y: tuple[Scale, Axis] | None, titles: tuple[str, str]
 ) -> Markup:
-    """Draw grid lines, ticks and titles, that of y above its axis; None where a chart names its own positions."""
+    """Draw grid lines, ticks and titles, the y title above its axis; None for an axis whose ticks the chart draws."""
     parts = []
     (left, right), (bottom, ceiling) = frame.across, frame.up
     if y:
@@ -206,7 +207,7 @@ def draw_axes(
 
 
 def _apart(scale: Scale, axis: Axis) -> list[tuple[float, str]]:
-    """Return the positions and texts of the ticks whose texts do not touch, from the left."""
+    """Return positions and texts of ticks from the left; leave out ticks whose text would touch the one before."""
     ticks, edge = [], -math.inf
     for value in scale.ticks:
         at, text = scale.position(value), axis.tick(value)

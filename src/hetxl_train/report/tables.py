@@ -1,4 +1,4 @@
-"""One type of table, for a terminal, for markdown and for a page."""
+"""Tables that can be rendered for a terminal, as markdown and as HTML."""
 
 import re
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 Value = float | tuple[float, float] | str | None
-"""What a cell may be made of: a number, a mean with its error, a text, or nothing."""
+"""A value of a cell: a number, a mean with its standard error, a text, or nothing."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table."""
+    """One cell of a table."""
 
-    value: float | None = None  # the number, None for a text or nothing
+    value: float | None = None  # the number; None for a text or nothing
     error: float | None = None  # its standard error, if any
     text: str = MISSING
-    best: bool = False  # whether no other row of the group shows a better one
-    worse: bool = False  # for differences, whether it is on the wrong side of the baseline
+    best: bool = False  # whether no other row of the group shows a better value
+    worse: bool = False  # for differences, whether the value is worse than the baseline
 
     @property
     def short(self) -> str:
@@ -37,33 +37,33 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column shows; without `better`, no cell is marked as best."""
+    """A column of a table; without `better`, no cell is marked as best."""
 
-    title: str  # its heading, unit included
+    title: str  # heading, including the unit
     digits: int = 3  # decimals of its numbers
     better: Literal["lower", "higher"] | None = None
-    key: str = ""  # its name in JSON and in `Table.cell`; the title without one
+    key: str = ""  # name in JSON and in `Table.cell`; by default the title
     part: int = 0  # in a terminal, columns of the same part share a table
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line."""
+    """A row of a table."""
 
     label: str
     cells: Sequence[Cell | Value]  # one for each column
-    group: str | None = None  # what several rows belong to, such as a dataset; best cells are marked within a group
-    reference: bool = False  # whether it is a bound rather than a candidate: never marked as best
+    group: str | None = None  # group of rows, such as those of a dataset; best cells are marked within a group
+    reference: bool = False  # whether the row is a bound rather than a candidate, and never marked as best
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers with their names."""
+    """A table with a column of labels, followed by the columns of cells."""
 
     title: str
-    columns: Sequence[Column]  # of its cells; the labels of the rows come before them
+    columns: Sequence[Column]  # without the column of labels
     rows: Sequence[Row] = ()
-    note: str = ""  # what a reader should know, one line each
+    note: str = ""  # notes for the reader, one per line
     head: str = ""  # heading of the column of labels
 
     def __post_init__(self):
@@ -81,14 +81,14 @@ class Table:
 
     @property
     def grouped(self) -> bool:
-        """Whether rows have groups."""
+        """Whether any row has a group."""
         return any(row.group is not None for row in self.rows)
 
     @cached_property
     def grid(self) -> list[list[Cell]]:
-        """The cells of every row, with their texts, the best of each group and column marked.
+        """The cells of every row, with the best cells of each group and column marked.
 
-        All cells that show the same as the best one are marked, and none where all show the same.
+        Cells that show the same text as the best one are marked too. If all show the same text, no cell is marked.
         """
         grid = [
             [_cell(value, column.digits) for value, column in zip(row.cells, self.columns, strict=True)]
@@ -106,18 +106,18 @@ class Table:
         return grid
 
     def cell(self, row: Row, key: str) -> Cell:
-        """Return the cell of a row in the column of a key."""
+        """Return the cell of a row in the column with a key."""
         index = next(number for number, column in enumerate(self.columns) if (column.key or column.title) == key)
         return self.grid[next(number for number, other in enumerate(self.rows) if other is row)][index]
 
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table of texts: the first column is that of the labels."""
+    """Return a table of texts; the first column has the labels."""
     return Table(title, [Column(name) for name in header[1:]], [Row(row[0], row[1:]) for row in rows], head=header[0])
 
 
 def as_rich(table: Table) -> "Group":
-    """Return the table for a terminal, a narrow one for each part of its columns, and its notes."""
+    """Return the table for a terminal, as a narrow table for each part of the columns, and its notes."""
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
@@ -134,7 +134,7 @@ def as_rich(table: Table) -> "Group":
         longest = max((len(row.label) for row in table.rows), default=0)
         rich.add_column(table.head, overflow="fold", min_width=min(10, longest))
         for index in indexes:
-            # Labels break over lines, numbers do not.
+            # Labels may wrap; numbers may not.
             widest = max((len(cells[index].text) for cells in table.grid), default=0)
             rich.add_column(table.columns[index].title, justify="right", overflow="fold", min_width=max(5, widest))
         for number, ((group, row), cells) in enumerate(zip(_groups(table), table.grid, strict=True), 1):
@@ -143,15 +143,15 @@ def as_rich(table: Table) -> "Group":
                 continue
             texts = [Text(cell.text, "bold" if cell.best else "red" if cell.worse else "") for cell in shown]
             last = number == len(table.rows) or table.rows[number].group != row.group
-            # Text: a label in brackets is not markup.
+            # Wrap in Text, because rich would parse a label in brackets as markup.
             rich.add_row(*([Text(group)] if table.grouped else []), Text(row.label), *texts, end_section=last)
     return Group(*tables, *(Text(note, style="dim") for note in table.notes))
 
 
 def as_markdown(table: Table, *, escape: bool = True) -> str:
-    """Return the table in markdown, the best values bold; a group stands in a column of its own, once.
+    """Return the table as markdown, with the best values bold; groups have their own column, each named once.
 
-    Labels and headings that are not to be escaped may hold markdown. Title and notes are left to the caller.
+    With `escape=False`, labels and headings may contain markdown. The caller adds the title and the notes.
     """
     clean = _escape if escape else (lambda text: text.replace("|", "\\|"))
     arrows = {"lower": " ↓", "higher": " ↑", None: ""}
@@ -165,9 +165,9 @@ def as_markdown(table: Table, *, escape: bool = True) -> str:
 
 
 def as_html(table: Table, *, style: str = "", limit: int | None = None) -> Markup:
-    """Return the table as HTML, the best values bold, with its notes; it scrolls by itself where the page is narrow.
+    """Return the table as HTML with its notes, the best values bold; on a narrow page, the table scrolls.
 
-    Beyond `limit` rows, evenly spread ones are kept, and a note says so.
+    A table with more than `limit` rows shows `limit` evenly spread ones, and a note says so.
     """
     shown = thin(range(len(table.rows)), limit or len(table.rows))
     groups = _groups(table)
@@ -186,11 +186,11 @@ def _cell(value: Cell | Value, digits: int) -> Cell:
 
 
 def _groups(table: Table) -> list[tuple[str, Row]]:
-    """Return every row with the text in the column of groups: a group is named once, at its first row."""
+    """Return every row with its text in the column of groups, which names a group only at its first row."""
     before = [object(), *(row.group for row in table.rows)]
     return [(row.group or "" if row.group != last else "", row) for last, row in zip(before, table.rows, strict=False)]
 
 
 def _escape(text: str) -> str:
-    """Return text that markdown leaves alone, in one line."""
+    """Return text as one line, with the special characters of markdown escaped."""
     return re.sub(r"([\\`*_[\]<>|])", r"\\\1", " ".join(text.split()))
