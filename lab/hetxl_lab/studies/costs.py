@@ -1,5 +1,5 @@
 """`hetxl study latency`, `memory` (figures of latency and memory) and `samples` (Tables "MC samples", "Training time"):
-what training steps and predictions of each head take over samples and batch size, and what more samples are worth."""
+time and memory of training steps and predictions by head, samples and batch size, and the benefit of more samples."""
 
 import functools
 import itertools
@@ -44,23 +44,23 @@ MODE_TITLES = {"train": "Training step", "eval": "Prediction"}
 
 
 def ways_of(label: str) -> list[Way]:
-    """The ways that a head is evaluated: without noise there is one."""
+    """Return the ways of evaluating a head; without noise there is only one."""
     return ["engine"] if label == "DET" else list(WAYS)
 
 
 def steps_of(label: str, way: Way, sizes: Sizes, mode: Mode = "train") -> list[Step]:
-    """All steps of a head, the smallest first; DET has no samples."""
+    """Return all steps of a head, smallest first; DET has no samples."""
     samples = sizes.samples[:1] if label == "DET" else sizes.samples
     return [Step(HEADS[label], way, batch, count, mode) for batch in sizes.batches for count in samples]
 
 
 def key_of(step: Step) -> str:
-    """The name of a cell."""
+    """Return the name of a cell."""
     return f"B={step.batch},S={step.samples}"
 
 
 def cell(values: Any, label: str, way: str, batch: int, count: int, first: int) -> float | None:
-    """The value of a cell; DET's is the same for every S."""
+    """Return the value of a cell; DET's is the same for every S."""
     return values[label][way][f"B={batch},S={first if label == 'DET' else count}"]
 
 
@@ -73,14 +73,14 @@ def milliseconds_of(head: Head, step: Step, sizes: Sizes, budget: int | None = N
 
 
 class CostStudy(PaperStudy):
-    """A study of steps in the settings of the paper, on a device. One that was stopped resumes: see `Cells`."""
+    """A study of steps in the paper's settings on one device. A stopped study resumes, see `Cells`."""
 
     def check(self, lab: Lab) -> None:
         """Raise unless the device is available."""
         find_device(lab.options.get("device", "cpu"))
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Measure what an attempt before this one has not."""
+        """Measure the cells that no earlier attempt has measured."""
         cells = Cells(lab.directory / "cells.json")
         measurements = {**self.cells(lab, cells), "measuring_seconds": cells.seconds}
         cells.path.unlink(missing_ok=True)
@@ -88,17 +88,17 @@ class CostStudy(PaperStudy):
 
     @abstractmethod
     def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
-        """Return the measurements of the summary, those of `cells` as they are there."""
+        """Return the measurements for the summary; cells that `Cells` has stored are not measured again."""
 
 
 def budget_of(lab: Lab) -> int:
-    """The bytes that a step may take: those of the profile on a CPU, else what the device has free."""
+    """Return the bytes that a step may take: the profile's on a CPU, else the free memory of the device."""
     device = torch.device(lab.options.get("device", "cpu"))
     return lab.profile.sizes.budget if device.type == "cpu" else torch.get_device_module(device).mem_get_info(device)[0]
 
 
 class Latency(CostStudy):
-    """Milliseconds a step, by our evaluation and the paper's."""
+    """Milliseconds per step, by our evaluation and the paper's."""
 
     name = "latency"
     question = (
@@ -109,7 +109,7 @@ class Latency(CostStudy):
     claim = "HET-XL is faster than HET for few samples, and HET is faster for many"
 
     def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
-        """Every cell that fits the budget, and the backbones; one thread."""
+        """Measure every cell that fits the budget, and the backbones, with one thread."""
         sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
         count = sum(len(steps_of(label, way, sizes)) for label in HEADS for way in ways_of(label))
         total = len(sizes.settings) * len(MODES) * (count + len(sizes.batches) + 1)
@@ -135,7 +135,7 @@ class Latency(CostStudy):
         return {"settings": settings, "device": f"{device_name(device)}{clock}"}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """For every setting, samples down within batches and heads side by side; then with the backbone."""
+        """Return a table for each setting, rows by batch and samples, columns by head; then those with backbone."""
         tables = [
             grid_table(f"{MODE_TITLES[mode]}, ms: {name}", values, setting["sizes"], 1, OUT, summary["device"])
             for name, setting in summary["settings"].items()
@@ -144,7 +144,7 @@ class Latency(CostStudy):
         return [*tables, *([_whole_table(summary)] if with_backbone(summary) else [])]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Time over samples at the largest batch, in the first setting."""
+        """Draw time over samples at the largest batch, in the first setting."""
         setting = next(iter(summary["settings"].values()))
         panels = {
             f"head's part of a {MODES[mode]} step, ms": series_of(values, setting["sizes"])
@@ -153,7 +153,7 @@ class Latency(CostStudy):
         return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels))
 
     def conclusion(self, summary: Summary) -> str:
-        """HET-XL over HET at the fewest and the most samples, by both ways, and what a head adds to its backbone."""
+        """Compare HET-XL with HET at the fewest and the most samples, both ways, and heads with their backbone."""
         parts, verdicts = [], []
         for name, setting in summary["settings"].items():
             for mode, values in setting["milliseconds"].items():
@@ -189,12 +189,12 @@ def with_backbone(summary: Summary) -> dict[str, Any]:
 
 
 def agree_all(verdicts: Sequence[bool]) -> bool | None:
-    """True or False if all settings say the same, else None."""
+    """Return True or False if all settings agree, else None."""
     return verdicts[0] if len(set(verdicts)) == 1 else None
 
 
 def device_name(device: str) -> str:
-    """Return what a device is, for a page."""
+    """Return the name of a device, for a page."""
     kind = torch.device(device)
     return "one thread of a CPU" if kind.type == "cpu" else torch.get_device_module(kind).get_device_name(kind)
 
@@ -212,7 +212,7 @@ def _warm(name: str, size: HeadSize, device: str) -> Callable[[], Head]:
 def _with_backbone(
     setting: str, size: HeadSize, sizes: Sizes, device: str, cells: Cells, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Milliseconds of the backbone by mode and batch, and of one whole step with HET-XL to compare the sum with."""
+    """Measure the backbone's milliseconds by mode and batch, and one whole step with HET-XL to check the sum."""
     backbone = functools.cache(lambda: size.build_backbone(device))
     limits = (sizes.repeats, sizes.seconds)
     alone: dict[str, dict[str, float | None]] = {mode: {} for mode in MODES}
@@ -236,14 +236,14 @@ def _with_backbone(
 
 
 def _sums(setting: Any, mode: str, batch: int, count: int) -> list[float | None]:
-    """Milliseconds of backbone and head together, for every head, by our evaluation."""
+    """Return milliseconds of backbone and head together, for every head, by our evaluation."""
     first, own = setting["sizes"]["samples"][0], setting["backbone"][mode][str(batch)]
     heads = [cell(setting["milliseconds"][mode], label, "engine", batch, count, first) for label in HEADS]
     return [None if head is None else own + head for head in heads]
 
 
 def _share(setting: Any, mode: str) -> float:
-    """Of a whole step at the largest batch with the most samples, the part of HET-XL's head."""
+    """Return the share of HET-XL's head in a whole step at the largest batch with the most samples."""
     batch, count = setting["sizes"]["batches"][-1], setting["sizes"]["samples"][-1]
     total = _sums(setting, mode, batch, count)[list(HEADS).index("HET-XL")]
     return 1 - setting["backbone"][mode][str(batch)] / total if total else 0.0
@@ -272,13 +272,13 @@ def _whole_table(summary: Summary) -> Table:
 
 
 def described(sizes: Sizes, size: HeadSize, budget: int) -> dict[str, Any]:
-    """The sizes as a page needs them."""
+    """Describe the sizes, for a page."""
     letters = {"D": size.features, "K": size.classes, "R": size.rank}
     return {**letters, "batches": list(sizes.batches), "samples": list(sizes.samples), "budget": budget}
 
 
 def ratios(values: Any, sizes: Any, way: str) -> tuple[tuple[int, float], tuple[int, float]]:
-    """S and HET-XL over HET, at the fewest samples and the most that both have, at the largest batch with two cells."""
+    """Return S and HET-XL over HET at the fewest and the most common samples, at the largest batch with two cells."""
     for batch in reversed(sizes["batches"]):
         cells = [
             (count, values["HET-XL"][way][f"B={batch},S={count}"], values["HET"][way][f"B={batch},S={count}"])
@@ -293,7 +293,7 @@ def ratios(values: Any, sizes: Any, way: str) -> tuple[tuple[int, float], tuple[
 
 
 def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str, device: str) -> Table:
-    """Cells of all heads and ways: samples down within batches."""
+    """Return the table of all heads and ways, with rows by batch and samples."""
     kinds = [(label, way) for label in values for way in values[label]]
     names = {"engine": "", "paper": ", the paper's evaluation"}
     rows = []
@@ -309,7 +309,7 @@ def grid_table(title: str, values: Any, sizes: Any, digits: int, missing: str, d
 
 
 def series_of(values: Any, sizes: Any) -> dict[str, list[tuple[float, list[float]]]]:
-    """Lines over samples at the largest batch, by head and way."""
+    """Return lines over samples at the largest batch, by head and way."""
     batch, first = sizes["batches"][-1], sizes["samples"][0]
     names = {"engine": "", "paper": ", the paper's"}
     series = {}
@@ -323,11 +323,11 @@ def series_of(values: Any, sizes: Any) -> dict[str, list[tuple[float, list[float
 
 
 MEGABYTE = 1e6
-NEAR = 1.25  # cells are measured whose prediction is up to this multiple of the budget
+NEAR = 1.25  # cells predicted up to this multiple of the budget are measured
 
 
 class Memory(CostStudy):
-    """Peak memory of a step beyond its parameters."""
+    """Peak memory of a step, without its parameters."""
 
     name = "memory"
     question = (
@@ -337,7 +337,7 @@ class Memory(CostStudy):
     claim = "HET-XL uses less memory than HET, and slightly less than HET-H"
 
     def cells(self, lab: Lab, cells: Cells) -> dict[str, Any]:
-        """Peaks of the cells that are predicted to be near the budget or below, in a process of their own."""
+        """Measure the peaks of cells predicted to be near or below the budget, in a separate process."""
         sizes, device, budget = lab.profile.sizes, lab.options.get("device", "cpu"), budget_of(lab)
         settings: dict[str, Any] = {}
         for setting, size in sizes.settings.items():
@@ -373,7 +373,7 @@ class Memory(CostStudy):
         return {"settings": settings, "device": device_name(device)}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """Measured peaks, how many cells fit, and whole steps."""
+        """Return tables of measured peaks, of the number of cells that fit, and of whole steps."""
         over = "far above the budget"
         tables = [
             grid_table(f"{MODE_TITLES[mode]}, peak MB: {name}", values, setting["sizes"], 0, over, summary["device"])
@@ -395,7 +395,7 @@ class Memory(CostStudy):
         return [*tables, Table("Cells that fit the budget", columns, rows, note), *whole]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Peaks over samples at the largest batch in the first setting, and the budget."""
+        """Draw peaks over samples at the largest batch in the first setting, with the budget."""
         setting = next(iter(summary["settings"].values()))
         panels, levels = {}, {}
         for mode, values in setting["megabytes"].items():
@@ -405,7 +405,7 @@ class Memory(CostStudy):
         return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels), levels=levels)
 
     def conclusion(self, summary: Summary) -> str:
-        """Cells that fit, and HET-XL against HET and HET-H in the cells that all have."""
+        """State how many cells fit, and compare HET-XL with HET and HET-H in their common cells."""
         parts, shares = [], []
         for name, setting in summary["settings"].items():
             for mode in setting["megabytes"]:
@@ -428,13 +428,13 @@ class Memory(CostStudy):
 
 
 def whole_steps(label: str, sizes: Sizes) -> list[Step]:
-    """The steps of a head with the backbone: training and prediction with the fewest and the most samples."""
+    """Return the steps of a head with the backbone: training and prediction with the fewest and the most samples."""
     counts = sizes.samples[:1] if label == "DET" else (sizes.samples[0], sizes.samples[-1])
     return [Step(HEADS[label], "engine", sizes.whole_batch, count, mode, True) for mode in MODES for count in counts]
 
 
 def _predictions(label: str, size: HeadSize, sizes: Sizes) -> dict[Step, int]:
-    """All steps of a head alone, with the bytes that they should take."""
+    """Return all steps of a head alone, with their predicted bytes."""
     shape = size.build(HEADS[label], device="meta")
     steps = [step for mode in MODES for way in ways_of(label) for step in steps_of(label, way, sizes, mode)]
     return {step: predicted_bytes(shape, step) for step in steps}
@@ -451,7 +451,7 @@ def _megabytes(values: Mapping[Step, int], step: Step) -> float | None:
 def _by_way(
     label: str, mode: str, values: Mapping[Step, int], steps: Iterable[Step]
 ) -> dict[str, dict[str, float | None]]:
-    """Megabytes by way and cell; None for what was not measured."""
+    """Return megabytes by way and cell; None where not measured."""
     return {
         way: {key_of(step): _megabytes(values, step) for step in steps if (step.way, step.mode) == (way, mode)}
         for way in ways_of(label)
@@ -473,7 +473,7 @@ def _whole_memory_table(summary: Summary) -> Table:
 
 
 def fitting(setting: Any, mode: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """For every head and way: cells, how many fit by measurement and by prediction, and the median of their ratio."""
+    """Count the cells of each head and way, and those that fit as measured and as predicted; with the median ratio."""
     budget = setting["sizes"]["budget"] / MEGABYTE
     counts = {}
     for label, ways in setting["megabytes"][mode].items():
@@ -490,7 +490,7 @@ def fitting(setting: Any, mode: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def lower_share(setting: Any, mode: str, other: str) -> float:
-    """In which share of the cells our HET-XL takes less than another head."""
+    """Return the share of cells in which our HET-XL takes less than another head."""
     ours, theirs = (setting["megabytes"][mode][label]["engine"] for label in ("HET-XL", other))
     shared = [name for name in ours if ours[name] is not None and theirs[name] is not None]
     return sum(ours[name] < theirs[name] for name in shared) / max(1, len(shared))
@@ -500,7 +500,7 @@ SAMPLED_HEADS: dict[str, tuple[str, dict[str, Any]]] = {"HET": ("het", {}), "HET
 
 
 def step_times(lab: Lab, line: Line, samples: Sequence[int]) -> dict[str, dict[str, float | None]]:
-    """Milliseconds of the head's part of a step, by way and S; None where it does not fit the budget."""
+    """Return milliseconds of the head's part of a step, by way and S; None where it exceeds the budget."""
     run = line.run(lab.seeds[0])
     config, head = run.config, load_run(lab.cache.directory(run)).model.head.train()
     warm_up(line.head)
@@ -529,7 +529,7 @@ class Samples(TableStudy):
     title = "Sensitivity to the number of samples"
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Both heads with every S."""
+        """Return both heads with every S."""
         return [
             Line(str(count), head, profile.sampling, {**options, "train_samples": count, "eval_samples": count}, label)
             for label, (head, options) in SAMPLED_HEADS.items()
@@ -544,7 +544,7 @@ class Samples(TableStudy):
         return summary
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's with samples down, and the time of a step by both ways."""
+        """Return the paper's layout with one row for each S, and the time of a step both ways."""
         counts, groups = _counts(summary), {label: label for label in SAMPLED_HEADS}
         columns, rows = study.side_by_side(summary, counts, groups, (study.NLL, study.PRECISION, study.SECONDS))
         times = [summary["milliseconds"][label][way] for label in SAMPLED_HEADS for way in WAYS]
@@ -558,7 +558,7 @@ class Samples(TableStudy):
         ]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """NLL and the time of a step over S."""
+        """Draw NLL and the time of a step over S."""
         counts = _counts(summary)
         nll = {
             label: study.points_of(summary, {float(count): (count, label) for count in counts}, "nll")
@@ -576,7 +576,7 @@ class Samples(TableStudy):
         return plot_lines({"test NLL": nll, time_axis: times}, path, "samples", log_x=True, log_y=(time_axis,))
 
     def conclusion(self, summary: Summary) -> str:
-        """HET-XL with one sample against HET with the most, and against itself."""
+        """Compare HET-XL with one sample to HET with the most samples, and to HET-XL with the most."""
         first, last = _counts(summary)[0], _counts(summary)[-1]
         rival = study.less(summary, (first, "HET-XL"), (last, "HET"))
         own = study.less(summary, (first, "HET-XL"), (last, "HET-XL"))

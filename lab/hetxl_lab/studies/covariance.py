@@ -28,7 +28,7 @@ FACTORS = (32, 16, 8, 4, 2, 1)  # D over M
 
 
 def sizes_of(profile: Profile) -> list[int]:
-    """M = D / 32 … D, each once."""
+    """Return M = D / 32 … D, without duplicates."""
     config = profile.base.config("het-xl")
     features = config.features or features_of(config)
     return list(dict.fromkeys(max(1, features // factor) for factor in FACTORS))
@@ -45,7 +45,7 @@ class Sharing(TableStudy):
     columns = (study.NLL, study.PRECISION, study.PARAMETERS)
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Shared, then every M."""
+        """Return the line of shared W, then one for every M."""
         own = [
             Line(str(size), "het-xl", profile.base, {**LEARNED, "noise_features": size}, "own W′")
             for size in sizes_of(profile)
@@ -53,7 +53,7 @@ class Sharing(TableStudy):
         return [Line(SHARED, "het-xl", profile.base, LEARNED, "shared"), *own]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's two."""
+        """Return two tables with the paper's layout."""
         sizes = _sizes(summary)
         rows = [Row(size, study.cells_of(study.values_of(summary, size, "own W′"), self.columns)) for size in sizes]
         shared = study.cells_of(study.values_of(summary, SHARED, "shared"), self.columns)
@@ -65,7 +65,7 @@ class Sharing(TableStudy):
         ]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """NLL and precision@1 over M, and those of shared W."""
+        """Draw NLL and precision@1 over M, with those of shared W."""
         sizes, shared = _sizes(summary), study.values_of(summary, SHARED, "shared")
         panels, levels = {}, {}
         for axis, metric in study.PANELS.items():
@@ -76,7 +76,7 @@ class Sharing(TableStudy):
         return plot_lines(panels, path, "M", log_x=True, levels=levels)
 
     def conclusion(self, summary: Summary) -> str:
-        """Own W′ of M = D against shared W, and the largest M against the smallest."""
+        """Compare W′ with M = D to shared W, and the largest M to the smallest."""
         sizes = _sizes(summary)
         largest = (sizes[-1], "own W′")
         test = study.less(summary, largest, (SHARED, "shared"))
@@ -100,7 +100,7 @@ TAUS = {"learned τ": LEARNED, "τ not learned": FIXED}
 
 
 class Residual(TableStudy):
-    """Both residuals with τ learned and not."""
+    """Both residuals, with τ learned and fixed."""
 
     name = "residual"
     question = "Beside its factors a covariance has d(x) d(x)ᵀ, or diag(d(x)²): does it matter which?"
@@ -110,7 +110,7 @@ class Residual(TableStudy):
     columns = (study.NLL, study.PRECISION)
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Four combinations."""
+        """Return the four combinations."""
         return [
             Line(f"{kind}, {tau}", "het-xl", profile.base, {**options, "residual": residual})
             for tau, options in TAUS.items()
@@ -118,7 +118,7 @@ class Residual(TableStudy):
         ]
 
     def conclusion(self, summary: Summary) -> str:
-        """Diagonal against rank-1."""
+        """Compare the diagonal residual with rank-1."""
         tests = {tau: study.less(summary, (f"diagonal, {tau}", None), (f"rank-1, {tau}", None)) for tau in TAUS}
         texts = [f"{change(test)} with {tau}" for tau, test in tests.items()]
         verdict = insensitive(list(tests.values()), study.values_of(summary, "rank-1, learned τ"))
@@ -130,11 +130,11 @@ class Residual(TableStudy):
 
 LEARNED_W, RANDOM_W, FACTORS_ALONE = ALIGNED = ("W learned by HET", "random W", "W learned by HET, factors alone")
 """The last leaves the residual d(x) out of Q(x), which has the same sign for all classes."""
-CHUNK = 32  # examples whose noise bases exist at a time
+CHUNK = 32  # examples whose noise bases are in memory at once
 
 
 def cosines(basis: Tensor, noise: Tensor) -> Tensor:
-    """The cosine of the smallest principal angle between a subspace and the row space of each matrix, [n].
+    """Return the cosine of the smallest principal angle between a subspace and the row space of each matrix, [n].
 
         U, V = orthonormal bases of the two;  the largest singular value of Uᵀ V
 
@@ -147,13 +147,13 @@ def cosines(basis: Tensor, noise: Tensor) -> Tensor:
 
 
 def expected_random(features: int, size: int, classes: int) -> float:
-    """About the cosine for a random subspace: (√D + √Q) / √K, the edge of the spectrum of Gaussian matrices."""
+    """Approximate the cosine for a random subspace: (√D + √Q) / √K, the edge of the spectrum of Gaussian matrices."""
     return min(1.0, (math.sqrt(features) + math.sqrt(size)) / math.sqrt(classes))
 
 
 @torch.no_grad()
 def angles(run: StudyRun, directory: Path, count: int) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Cosines of at most `count` validation examples for the learned W and a random one, and the sizes D, Q and K."""
+    """Return cosines of at most `count` validation examples for the learned and a random W, and D, Q and K."""
     model = load_run(directory).model
     split = run.open().splits["validation"]
     rows = np.arange(min(count, len(split)))
@@ -188,11 +188,11 @@ class Alignment(PaperStudy):
     claim = "the row space of HET's noise aligns with that of its W far better than with that of a random W"
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """HET with τ = 1."""
+        """Return the runs of HET with τ = 1."""
         return [profile.base.run("het", seed) for seed in seeds]
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Cosines of every seed's model."""
+        """Return the cosines of every seed's model."""
         cosines_of: dict[str, list[list[float]]] = {label: [] for label in ALIGNED}
         sizes: dict[str, int] = {}
         runs = [run for run in self.runs(lab.profile, lab.seeds) if lab.cache.result(run) is not None]
@@ -207,7 +207,7 @@ class Alignment(PaperStudy):
         return {"cosines": cosines_of, "sizes": sizes, "data": lab.profile.base.name}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's: mean ± standard deviation over examples, of all seeds together."""
+        """Return the paper's layout: mean ± standard deviation over examples, all seeds together."""
         rows = []
         for label in ALIGNED:
             values = np.concatenate([np.asarray(values) for values in summary["cosines"][label]])
@@ -221,7 +221,7 @@ class Alignment(PaperStudy):
         return [Table("Alignment", [Column("cosine of the smallest principal angle", 3, "higher")], rows, note)]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """How the cosines are distributed."""
+        """Draw the distribution of the cosines."""
         lines = []
         for label in ALIGNED:
             counts, edges = np.histogram(np.concatenate(summary["cosines"][label]), bins=40, range=(0, 1))
@@ -234,7 +234,7 @@ class Alignment(PaperStudy):
         return write_svg(charts.line_chart("cosines", x.title, lines, looks, x, y, **options), path)
 
     def conclusion(self, summary: Summary) -> str:
-        """Means, angles, and whether the two distributions part."""
+        """State means, angles, and whether the two distributions are separate."""
         learned, random, factors = (
             np.concatenate([np.asarray(values) for values in summary["cosines"][label]]) for label in ALIGNED
         )

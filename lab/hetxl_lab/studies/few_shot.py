@@ -64,7 +64,7 @@ def make_task(dataset: Dataset, shots: Sequence[int]) -> Task:
     if len(query) > TESTED:
         query = np.sort(np.random.default_rng(0).choice(query, TESTED, replace=False))
     rng = np.random.default_rng(1)
-    # Common classes have thousands of examples: a few times the most shots are enough to draw from.
+    # Common classes have thousands of examples, but a few times the most shots are enough to draw from.
     shuffled = rng.permutation(support)
     drawn = first_of_each(shuffled, ids[train[shuffled]], 4 * most)
     return Task(drawn, ids[train[drawn]], query, ids[test[query]], most)
@@ -78,7 +78,7 @@ def first_of_each(rows: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def ridge(features: Tensor, ids: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A linear classifier by least squares with a penalty: weights [D, k], and mean and scale [D] of the features.
+    """Fit a linear classifier by ridge regression: weights [D, k], and mean and scale [D] of the features.
 
     Args:
         features: [n, D]
@@ -95,14 +95,14 @@ def ridge(features: Tensor, ids: Tensor, classes: int) -> tuple[Tensor, Tensor, 
 
 
 def accuracy(support: Tensor, support_ids: Tensor, query: Tensor, query_ids: Tensor, classes: int) -> float:
-    """The share of queries [m, D] whose class, of k, a linear classifier over the support [n, D] finds."""
+    """Return the accuracy on queries [m, D] of a linear classifier fitted to the support [n, D], with k classes."""
     weight, mean, scale = ridge(support.double(), support_ids, classes)
     scores = ((query.double() - mean) / scale) @ weight
     return float((scores.argmax(-1) == query_ids).double().mean())
 
 
 def accuracies(backbone: Backbone, seed: int, dataset: Dataset, task: Task, shots: Sequence[int]) -> list[float]:
-    """Accuracies of a backbone's features, one for each number of shots; the seed is that of the draws."""
+    """Return accuracies of a backbone's features, one for each number of shots; the seed determines the draws."""
     support, query = (
         torch.cat([part for part, _ in feature_batches(backbone, dataset.splits[name], rows, 0, torch.device("cpu"))])
         for name, rows in (("train", task.support), ("test", task.query))
@@ -122,7 +122,7 @@ def accuracies(backbone: Backbone, seed: int, dataset: Dataset, task: Task, shot
 
 
 class FewShot(PaperStudy):
-    """Features of DET and HET-XL, on classes that they never saw."""
+    """Features of DET and HET-XL on classes that they were not trained on."""
 
     name = "few-shot"
     question = (
@@ -133,7 +133,7 @@ class FewShot(PaperStudy):
     claim = "HET-XL's representations transfer better than DET's for every number of shots"
 
     def normalised(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options with the only argument as the data, unless it is a run: then that needs data."""
+        """Return the options with a single argument taken as the data; a run requires data as well."""
         if options.get("run") is None or options.get("data") is not None:
             return dict(options)
         if any((Path(options["run"]) / name).exists() for name in ("config.json", "compare.json")):
@@ -141,17 +141,17 @@ class FewShot(PaperStudy):
         return {**options, "data": options["run"], "run": None}
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with the user's data, without anything to train for runs that exist."""
+        """Return the profile with the user's data; existing runs need no training."""
         if options.get("run") is None:
             return super().adapt(profile, options)
         return dataclasses.replace(profile, few_shot=())
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """Both heads on the known classes."""
+        """Return the runs of both heads on the known classes."""
         return [run_of(bench, label, seed) for seed in seeds for bench in profile.few_shot for label in HEADS]
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Accuracies by data, head and shots, over the seeds."""
+        """Return accuracies by data, head and shots, over the seeds."""
         if lab.options.get("run") is not None:
             return _measure_runs(lab)
         benches: dict[str, Any] = {}
@@ -180,7 +180,7 @@ class FewShot(PaperStudy):
         return {"benches": benches, "wanted": list(lab.profile.shots)}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's, for every dataset."""
+        """Return the paper's layout for every dataset."""
         columns = [Column(f"{count}-shot accuracy, %", 2, "higher") for count in summary["wanted"]]
         rows = []
         for name, bench in summary["benches"].items():
@@ -196,7 +196,7 @@ class FewShot(PaperStudy):
         return [Table("Few-shot linear evaluation", columns, rows, note)]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Accuracy over shots, a panel for each dataset."""
+        """Draw accuracy over shots, a panel for each dataset."""
         panels = {
             f"accuracy on {name}, %": {
                 label: [
@@ -210,7 +210,7 @@ class FewShot(PaperStudy):
         return plot_lines(panels, path, "shots", log_x=True)
 
     def conclusion(self, summary: Summary) -> str:
-        """The difference for the most shots of every dataset, and all that count."""
+        """State the difference for the most shots of every dataset, and all significant differences."""
         if any(not HEADS.keys() <= bench["accuracy"].keys() for bench in summary["benches"].values()):
             return "Without runs of both DET and HET-XL there is nothing to compare; the table has the accuracies."
         parts: list[str] = []
@@ -225,7 +225,7 @@ class FewShot(PaperStudy):
         signs = [sign(test) for test in everything]
         higher = sum(test is not None and test.difference > 0 for test in everything)
         verdict = agree(signs, 1)
-        if verdict and higher < len(everything):  # it is a claim about all of them
+        if verdict and higher < len(everything):  # the claim is about all of them
             verdict = None
         return (
             f"HET-XL's accuracy compared with DET's is {'; '.join(parts)}. It is higher in {higher} of {len(signs)} "
@@ -235,7 +235,7 @@ class FewShot(PaperStudy):
 
 
 def _measure_runs(lab: Lab) -> dict[str, Any]:
-    """Accuracies of the features of runs that exist, by label and over their seeds, on labelled data."""
+    """Return accuracies of the features of existing runs, by label and over their seeds, on labelled data."""
     paths = [Path(part.strip()) for part in lab.options["run"].split(",")]
     runs = [run for run in find_runs(paths) if not run.result.get("derived_from")]
     heads: dict[str, list[list[float]]] = {}
@@ -284,7 +284,7 @@ def run_of(bench: Bench, label: str, seed: int) -> StudyRun:
 
 
 def values_at(bench: Any, label: str, count: int) -> list[float]:
-    """Accuracies over the seeds with some number of shots; none where it was not possible."""
+    """Return accuracies over the seeds with a number of shots; empty if the data has too few examples."""
     if count not in bench["shots"]:
         return []
     column = bench["shots"].index(count)

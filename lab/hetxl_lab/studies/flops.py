@@ -19,32 +19,32 @@ from hetxl_lab.studies.verdicts import holds
 from hetxl_train.report.tables import Column, Row, Table
 
 HEADS = {label: name for name, label in HEAD_LABELS.items()}
-LABELS = ("HET", "HET-XL")  # whose formulas the paper has
+LABELS = ("HET", "HET-XL")  # heads with formulas in the paper
 
 
 def terms(label: str) -> list[list[str]]:
-    """The terms of each operation of the paper's table, as products of letters: "DKS" is D·K·S."""
+    """Return the terms of each operation of the paper's table, as products of letters: "DKS" is D·K·S."""
     return figures()["complexity"][label]
 
 
 def evaluated(term: str, sizes: Mapping[str, int]) -> int:
-    """The value of a product of letters."""
+    """Return the value of a product of letters."""
     return prod(sizes[letter] for letter in term)
 
 
 def paper_operations(label: str, sizes: Mapping[str, int]) -> list[int]:
-    """The multiplications of each operation of the paper's table at sizes D, K, R and S, without dropping any term."""
+    """Return the multiplications of each operation of the paper's table at sizes D, K, R and S, with all terms."""
     return [sum(evaluated(term, sizes) for term in row) for row in terms(label)]
 
 
 def line_in_samples(label: str, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """The paper's total as a + b·S: a, b."""
+    """Return a and b of the paper's total a + b·S."""
     none, single = (sum(paper_operations(label, {**sizes, "S": samples})) for samples in (0, 1))
     return none, single - none
 
 
 def crossing(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """S from which the second is above the first, both (a, b) for a + b·S; None if they do not cross for S above 0."""
+    """Return S above which the second a + b·S exceeds the first, each as (a, b); None without a crossing at S > 0."""
     if second[1] == first[1]:
         return None
     samples = (first[0] - second[0]) / (second[1] - first[1])
@@ -52,9 +52,9 @@ def crossing(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def counted(label: str, size: HeadSize, samples: int, order: Order, mode: Mode = "eval") -> int:
-    """Floating-point operations in the matrix products of our module, for one example; nothing is computed.
+    """Count the floating-point operations in our module's matrix products for one example, without computing them.
 
-    In training those of the loss and of all gradients, the features' included, under autograd.
+    In training they include the loss and all gradients, also those of the features, under autograd.
     """
     head = size.build(HEADS[label], device="meta")
     features = torch.empty(1, size.features, device="meta", requires_grad=True)
@@ -70,7 +70,7 @@ def counted(label: str, size: HeadSize, samples: int, order: Order, mode: Mode =
 
 
 def backbone_counted(size: HeadSize, mode: Mode) -> int:
-    """Floating-point operations of the backbone for one image; in training with the gradients of all its weights."""
+    """Count the backbone's floating-point operations for one image, in training with all its gradients."""
     backbone = size.build_backbone("meta")
     backbone.module.train(mode == "train")
     images = torch.empty(1, 3, backbone.image_size, backbone.image_size, device="meta")
@@ -82,9 +82,9 @@ def backbone_counted(size: HeadSize, mode: Mode) -> int:
 
 
 def predicted(label: str, size: HeadSize, samples: int, order: Order) -> int:
-    """What `counted` should find: two for each multiplication in a product of matrices.
+    """Predict the result of `counted`: two operations for each multiplication in a matrix product.
 
-    Two linear maps make the scales, one the mean logits; then S draws of R factors go through W (samples first), or
+    Two linear maps compute the scales, one the mean logits; then S draws of R factors go through W (samples first), or
     R + 1 rows go through W and are mixed S times (factors first).
     """
     features, classes, rank = size.features, size.classes, size.rank
@@ -115,13 +115,13 @@ FIRST = next(iter(SETTINGS))
 
 
 def setting_size(name: str) -> HeadSize:
-    """D, K and R of a setting of the paper."""
+    """Return D, K and R of a setting of the paper."""
     backbone, dataset = name.split(", ")
     return HeadSize(features_of(backbone), classes_of(dataset), figures()["settings"]["rank"], SETTINGS[name])
 
 
 class Flops(PaperStudy):
-    """The paper's formulas beside what our modules do, in its two settings."""
+    """The paper's formulas and the counts of our modules, in the paper's two settings."""
 
     name = "flops"
     question = (
@@ -131,7 +131,7 @@ class Flops(PaperStudy):
     claim = "HET-XL is cheaper than HET for few samples, and dearer for many"
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Formulas and counts; without data, so that the full sizes cost nothing in any profile."""
+        """Return formulas and counts; they need no data, so every profile uses the full sizes."""
         size = setting_size(FIRST)
         sizes = {"D": size.features, "K": size.classes, "R": size.rank}
         lines = {label: line_in_samples(label, sizes) for label in LABELS}
@@ -161,7 +161,7 @@ class Flops(PaperStudy):
         }
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """The paper's table with its constants, and our counts."""
+        """Return the paper's table with its constants, and our counts."""
         sizes = {**summary["sizes"], "S": figures()["settings"]["samples"]}
         operations = figures()["complexity"]["operations"]
         columns = [Column(f"{label} {what}", 1) for label in LABELS for what in ("complexity", "at S = 1,000, M")]
@@ -182,7 +182,7 @@ class Flops(PaperStudy):
         return [Table("Complexity, evaluated", columns, rows, note, "operation"), *_count_tables(summary)]
 
     def paper_tables(self) -> Sequence[Table]:
-        """The table as the paper gives it, in order of magnitude."""
+        """Return the table as in the paper, in orders of magnitude."""
         columns = [Column(label) for label in LABELS]
         operations = figures()["complexity"]["operations"]
         rows = [
@@ -192,7 +192,7 @@ class Flops(PaperStudy):
         return [Table("Time complexity of HET and HET-XL", columns, rows, head="operation")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Counts over the samples in the first setting."""
+        """Draw the counts over the samples in the first setting."""
         panels = {
             f"GFLOP an example, {MODES[mode]}": {
                 name: [(float(samples), [value / 1e9]) for samples, value in values.items()]
@@ -203,7 +203,7 @@ class Flops(PaperStudy):
         return plot_lines(panels, path, "samples", log_x=True, log_y=tuple(panels))
 
     def conclusion(self, summary: Summary) -> str:
-        """The crossing points, and what factors-first changes."""
+        """State the crossing points, and the effect of factors-first."""
         ours, paper = summary["crossing_ours"], summary["crossing"]
         last = str(COUNTS[-1])
         counts = summary["counts"][FIRST]["eval"]
@@ -228,14 +228,14 @@ class Flops(PaperStudy):
 
 
 def _over_samples(way: str, size: HeadSize, mode: Mode) -> dict[str, int]:
-    """Counts by S. They are straight lines in S, so that two of them give all; a test compares another."""
+    """Return counts by S. They are linear in S, so two of them determine all; a test checks a third."""
     label, order = WAYS[way]
     single, double = (counted(label, size, samples, order, mode) for samples in (1, 2))
     return {str(samples): single + (samples - 1) * (double - single) for samples in COUNTS}
 
 
 def _count_tables(summary: Summary) -> list[Table]:
-    """Counts of the heads over the samples, by setting and mode, and beside the backbone."""
+    """Return tables of the heads' counts over the samples, by setting and mode, and relative to the backbone."""
     tables, whole = [], []
     for name, modes in summary["counts"].items():
         for mode, counts in modes.items():

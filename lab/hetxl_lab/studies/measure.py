@@ -38,7 +38,7 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class Step:
-    """One step."""
+    """A step to measure."""
 
     head: str
     way: Way
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class HeadSize:
-    """The sizes that all steps of a setting have."""
+    """The sizes shared by all steps of a setting."""
 
     features: int  # D
     classes: int  # K
@@ -58,13 +58,13 @@ class HeadSize:
     backbone: str | None = None  # see `hetxl.profiling.build_backbone`
 
     def build(self, name: str, device: str = "cpu") -> Head:
-        """A head of this size, with τ = 1 and parameters of a fixed seed."""
+        """Create a head of this size, with τ = 1 and parameters of a fixed seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return build_head(name, self.features, self.classes, rank=self.rank, temperature=1.0, device=device)
 
     def build_backbone(self, device: str = "cpu") -> Backbone:
-        """The backbone, with weights of a fixed seed."""
+        """Create the backbone, with weights of a fixed seed."""
         if self.backbone is None:
             raise ValueError("this setting has no backbone")
         with torch.random.fork_rng(devices=[]):
@@ -73,7 +73,7 @@ class HeadSize:
 
 
 def step_of(head: Head, step: Step, backbone: Backbone | None = None) -> Callable[[], None]:
-    """A function that does one step on the head's device, from random features or, with a backbone, images."""
+    """Return a function that runs one step on the head's device, on random features or, with a backbone, images."""
     device = next(head.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
     labels = torch.randint(head.num_classes, (step.batch,), generator=generator, device=device)
@@ -121,29 +121,29 @@ def _loss(head: Head, step: Step, features: Tensor, labels: Tensor, generator: t
 
 
 def _sampled(head: Head, step: Step, features: Tensor, generator: torch.Generator) -> tuple[Any, Tensor, Any]:
-    """The distribution of the logits, independent normals, and what both evaluations of the paper's way take."""
+    """Return the distribution of the logits, independent normals, and τ and link as options."""
     distribution = head.logit_distribution(features)
     z = iid(step.batch, step.samples, distribution.size, generator=generator, device=features.device)
     return distribution, z, {"temperature": head.temperature(), "link": head.link}
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a device to finish: an accelerator computes while Python runs ahead."""
+    """Wait for a device to finish, since an accelerator computes asynchronously."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def warm_up(name: str, device: str = "cpu") -> None:
-    """Small steps of a head, which start the libraries up: what they load and plan once is not the step's."""
+    """Run small steps of a head, so that the one-off initialisation of libraries is not part of the measured step."""
     head = HeadSize(8, 10, 2).build(name, device)
     for way, mode in itertools.product(WAYS, MODES):
         step_of(head, Step(name, way, 2, 2, mode))()
 
 
 def seconds_of(run: Callable[[], object], repeats: int, limit: float, device: str = "cpu") -> float:
-    """The median time of a step; one that takes longer than the limit (seconds) is run once, others warm up first.
+    """Return the median time of a step, after a warm-up; a step longer than the limit (seconds) runs only once.
 
-    On the CPU it is the time that the processor worked for this process: other processes do not count.
+    On the CPU it is the processor time of this process, so other processes do not count.
     """
     clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
     times = []
@@ -157,27 +157,27 @@ def seconds_of(run: Callable[[], object], repeats: int, limit: float, device: st
 
 
 def backbone_seconds(backbone: Backbone, batch: int, mode: Mode, device: str, repeats: int, limit: float) -> float:
-    """The median time of a backbone's part of a step: features, and in training all gradients."""
-    head = build_head("det", backbone.features, 1, device=device)  # one class costs nothing beside a backbone
+    """Return the median time of a backbone's part of a step: features, and in training all gradients."""
+    head = build_head("det", backbone.features, 1, device=device)  # one class costs nothing next to a backbone
     return seconds_of(step_of(head, Step("det", "engine", batch, 1, mode), backbone), repeats, limit, device)
 
 
 def predicted_bytes(head: Head, step: Step, budget: int | None = None) -> int:
-    """The memory that a step of a head should take beyond its parameters: gradients, and working memory of its way.
+    """Predict the memory of a step of a head beyond its parameters: gradients, and working memory of the evaluation.
 
-    The head may be on the meta device; the budget is that of the engine's blocks, None for its own default.
+    The head may be on the meta device; the budget is that of the engine's blocks, None for the default.
     """
     logits = FLOAT * step.batch * head.num_classes
     if step.mode == "eval":
         if head.covariance is None:
             return 2 * logits
-        # Without gradients the samples, their softmax and their entropies are there at a time.
+        # Without gradients, the samples, their softmax and their entropies are in memory at once.
         return 3 * step.samples * logits if step.way == "paper" else 2 * logits + _blocks(head, step, budget)
     gradients = FLOAT * sum(parameter.numel() for parameter in head.parameters())
     if head.covariance is None:
         return gradients + logits
     if step.way == "paper":
-        # HET-XL's W has a gradient from the mean and one from the noise, before they are added.
+        # HET-XL's W has a gradient from the mean and one from the noise until they are added.
         twice = 2 * FLOAT * head.num_classes * head.in_features if head_entry(step.head).lift == "product" else 0
         return gradients + max(twice, COPIES[step.head] * step.samples * logits)
     return gradients + _blocks(head, step, budget)
@@ -190,9 +190,9 @@ def _blocks(head: Head, step: Step, budget: int | None) -> int:
 
 
 def peaks_of(size: HeadSize, steps: Iterable[Step], device: str = "cpu") -> Iterator[tuple[Step, int]]:
-    """Yield the peak memory of each step, beyond what is there before it; in a new process. On the CPU, Linux only.
+    """Yield the peak memory of each step beyond that before it, in a new process. On the CPU, Linux only.
 
-    The steps of a head come one after the other, the smallest first.
+    The steps of one head must be consecutive, smallest first.
     """
     if torch.device(device).type == "cpu" and not Path("/proc/self/clear_refs").exists():
         raise OSError("peaks of memory are read from /proc/self/clear_refs, which this system does not have: use Linux")
@@ -203,7 +203,7 @@ def peaks_of(size: HeadSize, steps: Iterable[Step], device: str = "cpu") -> Iter
 
 
 def _peak(size: HeadSize, device: str, step: Step) -> int:
-    """That of a step in this process."""
+    """Return the peak memory of a step in this process."""
     head, backbone = _modules(size, device, step.head, step.whole)
     run, meter = step_of(head, step, backbone), meter_of(torch.device(device))
     for module in (head, *([] if backbone is None else [backbone.module])):
@@ -215,7 +215,7 @@ def _peak(size: HeadSize, device: str, step: Step) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _modules(size: HeadSize, device: str, name: str, whole: bool) -> tuple[Head, Backbone | None]:
-    """A head and, for whole steps, the backbone, after a step: what is loaded and planned once is not another's."""
+    """Return a head and, for whole steps, the backbone, after one step that initialises the libraries."""
     warm_up(name, device)
     head = size.build(name, device)
     backbone = size.build_backbone(device) if whole else None
@@ -225,7 +225,7 @@ def _modules(size: HeadSize, device: str, name: str, whole: bool) -> tuple[Head,
 
 
 class Cells:
-    """Measured values by name, in a file: a study that was stopped resumes."""
+    """Measured values by name, stored in a file, so that a stopped study resumes."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -234,26 +234,26 @@ class Cells:
 
     @property
     def seconds(self) -> float:
-        """The time spent so far, over all attempts."""
+        """Return the time spent so far, over all attempts."""
         return self._before + time.perf_counter() - self._begin
 
     def put(self, name: str, value: float | None) -> None:
-        """Note a value."""
+        """Store a value."""
         self.values[name] = value
         write_json(self.path, {"seconds": self.seconds, "values": self.values})
 
     def of(self, name: str, measure: Callable[[], float | None]) -> float | None:
-        """Return a value, measured now unless an earlier attempt has."""
+        """Return a value, measured now unless an earlier attempt has stored it."""
         if name not in self.values:
             self.put(name, measure())
         return self.values[name]
 
 
 class ProcessMeter:
-    """The peak of this process's memory, as Linux tells it."""
+    """The peak memory of this process, as reported by Linux."""
 
     def reset(self) -> int:
-        """Give freed memory back, set the high-water mark to what is left, and return that in bytes."""
+        """Release freed memory, reset the high-water mark to the remaining memory, and return that in bytes."""
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         return self._status("VmRSS")
@@ -263,7 +263,7 @@ class ProcessMeter:
         return self._status("VmHWM")
 
     def _status(self, name: str) -> int:
-        """A field of /proc/self/status in bytes."""
+        """Return a field of /proc/self/status in bytes."""
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return 1024 * int(line.split()[1])
@@ -271,13 +271,13 @@ class ProcessMeter:
 
 
 class DeviceMeter:
-    """The peak of an accelerator's memory, as torch's allocator for it tells."""
+    """The peak memory of an accelerator, as reported by torch's allocator."""
 
     def __init__(self, device: torch.device, module: Any = None):
         self.device, self.module = device, module or torch.get_device_module(device)
 
     def reset(self) -> int:
-        """Give freed memory back, set the high-water mark to what is left, and return that in bytes."""
+        """Release freed memory, reset the high-water mark to the remaining memory, and return that in bytes."""
         self.module.synchronize(self.device)
         self.module.empty_cache()
         self.module.reset_peak_memory_stats(self.device)
@@ -290,5 +290,5 @@ class DeviceMeter:
 
 
 def meter_of(device: torch.device) -> ProcessMeter | DeviceMeter:
-    """Return what measures the memory of a device."""
+    """Return the meter for the memory of a device."""
     return ProcessMeter() if device.type == "cpu" else DeviceMeter(device)

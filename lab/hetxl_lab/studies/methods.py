@@ -34,18 +34,18 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def settings(profile: Profile) -> list[tuple[Bench, str]]:
-    """Every dataset with each of its backbones."""
+    """Return every dataset with each of its backbones."""
     return [(bench, backbone) for bench in profile.benches for backbone in bench.backbones]
 
 
 def method_line(method: str, bench: Bench, backbone: str) -> Line:
-    """A method in a setting."""
+    """Return the line of a method in a setting."""
     head, options = OPTIONS[method]
     return Line(method, head, bench, {**options, "backbone": backbone}, _group(bench, backbone))
 
 
 def tuned(bench: Bench, backbone: str, profile: Profile) -> Searched:
-    """HET with its best τ."""
+    """Return the line of HET with its best τ."""
     return Searched(BEST, "het", bench, {"backbone": backbone}, _group(bench, backbone), (1.0, *profile.temperatures))
 
 
@@ -65,7 +65,7 @@ class MainTable(PaperStudy):
     claim = "HET-XL outperforms or is on par with all other methods, with far fewer extra parameters than HET"
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """All methods with all seeds, and HET with the other τ with the first."""
+        """Return all methods with all seeds, and HET with the other τ for the first seed."""
         lines = [method_line(method, *setting) for setting in settings(profile) for method in OPTIONS]
         tuning = [run for setting in settings(profile) for run in tuned(*setting, profile).runs(seeds[0])]
         return [*tuning, *study.runs_of(lines, seeds)]
@@ -92,7 +92,7 @@ class MainTable(PaperStudy):
         }
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's: datasets and methods down, the backbones side by side."""
+        """Return the paper's layout: rows by dataset and method, columns by backbone."""
         kinds = (study.NLL, study.PRECISION, study.PARAMETERS)
         sides = max(len(setting["groups"]) for setting in summary["settings"])
         sided = [(f"backbone {side + 1}", kind) for side in range(sides) for kind in kinds]
@@ -110,7 +110,7 @@ class MainTable(PaperStudy):
         return [Table("Method comparison", columns, rows, f"the backbones are, {backbones}. τ* is {stars}")]
 
     def conclusion(self, summary: Summary) -> str:
-        """HET-XL against DET and against all, and the parameters."""
+        """Compare HET-XL with DET and with all methods, and their parameters."""
         groups = list(summary["temperatures"])
         tests = {
             other: [
@@ -142,13 +142,13 @@ LAST_LAYER = Column("width of the last layer", 0)
 
 
 def parameters_of(config: TrainConfig, spec: InputSpec, num_classes: int) -> int:
-    """The parameters of a model, counted without making them."""
+    """Count the parameters of a model without allocating them."""
     with torch.device("meta"):
         return count_parameters(build_model(config, spec, num_classes, "softmax"))
 
 
 def matching_width(config: TrainConfig, target: int, spec: InputSpec, num_classes: int) -> int:
-    """The number of features with which a model comes nearest to a target, in parameters."""
+    """Return the number of features for which a model's parameters are closest to a target."""
 
     def size(features: int) -> int:
         return parameters_of(dataclasses.replace(config, features=features), spec, num_classes)
@@ -163,7 +163,7 @@ def matching_width(config: TrainConfig, target: int, spec: InputSpec, num_classe
 
 
 class SigmoidTable(MainTable):
-    """The same with the sigmoid link, where an example may have any number of labels."""
+    """The comparison of methods with the sigmoid link, where an example may have any number of labels."""
 
     name = "main-sigmoid"
     question = (
@@ -190,7 +190,7 @@ class EqualParams(PaperStudy):
         check_width(lab.profile.base)
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
-        """DET and HET-XL; what they have in parameters is known afterwards."""
+        """Return the runs of DET and HET-XL, whose parameters determine the width of the wide DET."""
         return study.runs_of(_two_lines(profile), seeds)
 
     def measure(self, lab: Lab) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class EqualParams(PaperStudy):
         return {"lines": study.measured([det, wide, xl], lab), "widths": widths}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's sentence."""
+        """Return a table of the figures in the paper's sentence."""
         columns = (study.NLL, study.PRECISION, study.PARAMETERS)
         rows = [
             Row(line["label"], [*study.cells_of(line["values"], columns), width])
@@ -216,7 +216,7 @@ class EqualParams(PaperStudy):
         ]
 
     def conclusion(self, summary: Summary) -> str:
-        """The wide DET against the usual one, and HET-XL against the wide DET."""
+        """Compare the wide DET with the usual one, and HET-XL with the wide DET."""
         gain = against(study.values_of(summary, WIDE), study.values_of(summary, DET))
         test = against(study.values_of(summary, XL), study.values_of(summary, WIDE))
         return (
@@ -241,14 +241,14 @@ def _two_lines(profile: Profile) -> tuple[Line, Line]:
 
 
 def _described(line: Line, lab: Lab) -> tuple[InputSpec, int]:
-    """What the model of a finished training gets, and its classes."""
+    """Return the inputs and the number of classes of a finished run's model."""
     about = read_json(lab.cache.directory(line.run(lab.seeds[0])) / "model.json")
     inputs = about["input"]
     return InputSpec(inputs["kind"], tuple(inputs["shape"]), inputs["vocabulary"]), len(about["class_names"])
 
 
 def widened_line(lab: Lab) -> Line:
-    """DET with as many parameters as HET-XL has."""
+    """Return the line of DET with as many parameters as HET-XL."""
     det, xl = _two_lines(lab.profile)
     spec, classes = _described(xl, lab)
     target = parameters_of(xl.run(lab.seeds[0]).config, spec, classes)
@@ -257,13 +257,13 @@ def widened_line(lab: Lab) -> Line:
 
 
 def features_of(line: Line, lab: Lab) -> int:
-    """The width of the last layer of a line's models."""
+    """Return the width of the last layer of a line's models."""
     spec, classes = _described(line, lab)
     with torch.device("meta"):
         return build_model(line.run(lab.seeds[0]).config, spec, classes, "softmax").backbone.out_features
 
 
-SCALES = {scale: f"{scale}×" for scale in (1, 2, 4)}  # multiples of the steps, and how tables call them
+SCALES = {scale: f"{scale}×" for scale in (1, 2, 4)}  # multiples of the steps, and their names in tables
 HEADS = {"DET": ("det", {}), "HET": ("het", {}), "HET-XL": ("het-xl", LEARNED)}
 
 
@@ -277,7 +277,7 @@ class DataScale(TableStudy):
     title = "Effect of more steps"
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Every head at every scale."""
+        """Return every head at every scale."""
         return [
             Line(label, head, profile.base, {**options, "scale": float(scale)}, group)
             for scale, group in SCALES.items()
@@ -285,7 +285,7 @@ class DataScale(TableStudy):
         ]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's: methods down, amounts of training side by side."""
+        """Return the paper's layout: rows by method, columns by number of steps."""
         columns, rows = study.side_by_side(
             summary, HEADS, {group: group for group in SCALES.values()}, (study.NLL, study.PRECISION)
         )
@@ -293,7 +293,7 @@ class DataScale(TableStudy):
         return [Table(self.title, columns, rows, f"{summary['lines'][0]['data']}, 1× is {steps} steps")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """NLL and precision@1 over the steps."""
+        """Draw NLL and precision@1 over the steps."""
         panels = {
             axis: {
                 label: study.points_of(summary, {scale: (label, group) for scale, group in SCALES.items()}, metric)
@@ -304,7 +304,7 @@ class DataScale(TableStudy):
         return plot_lines(panels, path, "steps, as a multiple", log_x=True)
 
     def conclusion(self, summary: Summary) -> str:
-        """Whether all gain, and the difference of HET-XL to DET at every scale."""
+        """State whether all heads gain, and the difference between HET-XL and DET at every scale."""
         tests = [study.less(summary, ("HET-XL", group), ("DET", group)) for group in SCALES.values()]
         parts = [f"{change(test)} at {group}" for test, group in zip(tests, SCALES.values(), strict=True)]
         gains = [study.less(summary, (label, "4×"), (label, "1×")) for label in HEADS]
@@ -322,12 +322,12 @@ WIDTH, FEATURES = 512, 128  # of the network for tokens by default
 
 
 def widened(config: TrainConfig, factor: int) -> dict[str, int]:
-    """The options of a network that is wider, in its hidden layers and its features."""
+    """Return the options of a network with wider hidden layers and more features."""
     return {"width": factor * (config.width or WIDTH), "features": factor * (config.features or FEATURES)}
 
 
 class ModelScale(TableStudy):
-    """Once and twice the width."""
+    """Both heads with the default width and twice that."""
 
     name = "model-scale"
     question = "Do the gains of HET-XL stay when the backbone is twice as wide, features included?"
@@ -341,7 +341,7 @@ class ModelScale(TableStudy):
         check_width(lab.profile.base)
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Both heads at both widths."""
+        """Return both heads at both widths."""
         return [
             Line(label, head, profile.base, {**options, **wider}, f"{factor}× width")
             for factor in (1, 2)
@@ -350,7 +350,7 @@ class ModelScale(TableStudy):
         ]
 
     def conclusion(self, summary: Summary) -> str:
-        """HET-XL against DET at both widths, and the gain of each."""
+        """Compare HET-XL with DET at both widths, and state the gain of each."""
         usual, twice = "1× width", "2× width"
         tests = [study.less(summary, ("HET-XL", group), ("DET", group)) for group in (usual, twice)]
         gains = [study.less(summary, (label, twice), (label, usual)) for label in TWO_HEADS]

@@ -24,7 +24,7 @@ class PairStudy(PaperStudy):
     settings: Sequence[str]  # names of the runs that it needs
 
     def seeds(self, profile: Profile) -> tuple[int, ...]:
-        """Five in the full profile."""
+        """Return five seeds in the full profile."""
         return SEEDS if profile.name == "full" else super().seeds(profile)
 
     def home(self, profile: Profile) -> Path:
@@ -34,17 +34,17 @@ class PairStudy(PaperStudy):
         return Path("runs") / f"study-contrastive{directory_suffix(profile.name, None if own else data)}" / "runs"
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with the data that was asked for."""
+        """Return the profile with the requested data."""
         if options.get("data") is None:
             return profile
         return dataclasses.replace(profile, pairs=dataclasses.replace(profile.pairs, data=options["data"]))
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[PairRun]:
-        """All settings with the first seed, then with the next: a study that is stopped has something to show."""
+        """Return all settings with the first seed, then with the next, so that a stopped study has partial results."""
         return [profile.pairs.run(setting, seed) for seed in seeds for setting in self.settings]
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Metrics by setting, over the seeds, and what all runs have in common."""
+        """Return metrics by setting, over the seeds, and the options that all runs share."""
         runs: dict[str, dict[str, list[float]] | None] = {}
         first: dict[str, Any] | None = None
         for setting in self.settings:
@@ -65,12 +65,12 @@ class PairStudy(PaperStudy):
 
 
 def percent(run: Mapping[str, Sequence[float]] | None, metric: str) -> Value:
-    """The cell of a metric over the seeds, in percent; "not finite" where a loss was not."""
+    """Return the cell of a metric over the seeds, in percent; "not finite" if a loss was not finite."""
     return "not finite" if run is None else mean_cell(run.get(metric), 100)
 
 
 def percents(run: Mapping[str, Sequence[float]] | None, metric: str) -> list[float]:
-    """A metric in percent, one for each seed; empty where a loss was not finite."""
+    """Return a metric in percent for each seed; empty if a loss was not finite."""
     return [100 * value for value in (run or {}).get(metric, ())]
 
 
@@ -81,7 +81,7 @@ PairRow = tuple[str | None, str, str, str]
 def accuracy_table(
     summary: Summary, title: str, metrics: Mapping[str, str], rows: Sequence[PairRow], about: str = ""
 ) -> Table:
-    """Metrics, by their names and headings, of some settings, in percent."""
+    """Return a table of metrics, by name and heading, for some settings, in percent."""
     cells = [
         Row(label, [percent(summary["runs"][setting], f"{kind}{key}") for key in metrics], group)
         for group, label, setting, kind in rows
@@ -91,7 +91,7 @@ def accuracy_table(
 
 
 def accuracy_dots(summary: Summary, path: Path, metrics: Mapping[str, str], rows: Sequence[PairRow]) -> Path:
-    """Draw what `accuracy_table` shows, a panel for each metric."""
+    """Draw the values of `accuracy_table`, a panel for each metric."""
     groups = list(dict.fromkeys(group for group, *_ in rows))
     panels = {
         f"{name}, %": [
@@ -111,22 +111,22 @@ def accuracy_dots(summary: Summary, path: Path, metrics: Mapping[str, str], rows
 
 
 def swapped(swap: float) -> str:
-    """The name of a group of rows."""
+    """Return the name of a group of rows."""
     return f"{share_text(swap)} swapped"
 
 
 def changes_text(tests: Mapping[float, PairedTest | None]) -> str:
-    """Differences in points, by the share of swapped texts."""
+    """Describe differences in points, by the share of swapped texts."""
     return "; ".join(f"{change(test, 2, 100, ' points')} with {share_text(swap)}" for swap, test in tests.items())
 
 
 def share_text(swap: float) -> str:
-    """A share as tables show it."""
+    """Return a share as text for tables."""
     return f"{100 * swap:.0f} %"
 
 
 def setting_note(summary: Summary) -> str:
-    """Data, steps and classes, in a sentence for tables."""
+    """Return data, steps and classes in a sentence for tables."""
     return (
         f"{summary['data']}: {summary['rows']['train']:,} training pairs, {summary['steps']:,} steps; zero-shot among "
         f"{summary['classes']:,} names (chance {100 / summary['classes']:.3f} %); all in percent"
@@ -169,13 +169,13 @@ class Contrastive(PairStudy):
     settings = tuple(swap_setting(head, swap) for swap in SWAPS for head in HEADS.values())
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's for every share of swapped texts; all differences; and how swapped pairs are found."""
+        """Return the paper's layout for every share of swapped texts, all differences, and the detection of swaps."""
         rows = [(swapped(swap), label, swap_setting(head, swap), "") for swap in SWAPS for label, head in HEADS.items()]
         zero_shot = accuracy_table(summary, "Zero-shot accuracy of HET-XL and DET", ZERO_SHOT, rows)
         return [zero_shot, _differences(summary), _audit(summary)]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Zero-shot accuracy over the share of swapped texts."""
+        """Draw zero-shot accuracy over the share of swapped texts."""
         panels = {
             f"zero-shot {ZERO_SHOT[key]}, %": {
                 label: [(100 * swap, percents(_swap_run(summary, label, swap), key)) for swap in SWAPS]
@@ -186,7 +186,7 @@ class Contrastive(PairStudy):
         return plot_lines(panels, path, "texts swapped, %")
 
     def conclusion(self, summary: Summary) -> str:
-        """The difference in zero-shot top-1 at every share."""
+        """State the difference in zero-shot top-1 at every share."""
         tests = {
             swap: against(_swap_run(summary, "HET-XL", swap), _swap_run(summary, "DET", swap), "zero_shot_top1")
             for swap in SWAPS
@@ -200,15 +200,15 @@ class Contrastive(PairStudy):
 
 
 def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The two-sided p-value of Welch's t test; None with fewer than two values on a side."""
+    """Return the two-sided p-value of Welch's t test; None with fewer than two values on a side."""
     ours, theirs = mean(first), mean(second)
     if ours.error is None or theirs.error is None:
         return None
     total = ours.error**2 + theirs.error**2
-    if total == 0:  # no spread at all
+    if total == 0:  # all values are equal
         return 1.0 if ours.value == theirs.value else 0.0
     freedom = total**2 / (ours.error**4 / (ours.number - 1) + theirs.error**4 / (theirs.number - 1))
-    # Rounding can put it just below 1, its least value.
+    # Rounding can give a value just below 1, the minimum.
     return two_sided_p((ours.value - theirs.value) / math.sqrt(total), max(1.0, freedom))
 
 
@@ -279,16 +279,16 @@ class Normalisation(PairStudy):
     settings = tuple(placement_setting(placement) for placement in ROWS.values())
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's."""
+        """Return a table with the paper's layout."""
         return [accuracy_table(summary, "Where to normalise", PLACEMENT_METRICS, PLACED, "HET-XL on ")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Zero-shot accuracy and recall of the four."""
+        """Draw zero-shot accuracy and recall of the four placements."""
         shown = {key: PLACEMENT_METRICS[key] for key in ("zero_shot_top1", "validation_image_to_text@1")}
         return accuracy_dots(summary, path, shown, PLACED)
 
     def conclusion(self, summary: Summary) -> str:
-        """Both parts of the claim, each from its own differences."""
+        """Judge both parts of the claim, each by its own differences."""
         first = {
             "without normalisation after it": _placement_less(summary, "before", "none"),
             "with it": _placement_less(summary, "both", "after"),
@@ -323,7 +323,7 @@ TEST_NOISE_METRICS = {"top1": "zero-shot top-1", "top5": "zero-shot top-5"}
 
 
 class NoiseAtTestTime(PairStudy):
-    """The same models of HET-XL, evaluated without noise and by the mean over draws of it."""
+    """The same models of HET-XL, evaluated without noise and by the mean over draws of the noise."""
 
     name = "test-noise"
     question = (
@@ -335,16 +335,16 @@ class NoiseAtTestTime(PairStudy):
     settings = tuple(swap_setting("het-xl", swap) for swap in SWAPS)
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's, for every share of swapped texts."""
+        """Return the paper's layout for every share of swapped texts."""
         title = "Deterministic against sampled representations at test time"
         return [accuracy_table(summary, title, TEST_NOISE_METRICS, _noise_rows(summary), "HET-XL on ")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Both accuracies both ways, by the share of swapped texts."""
+        """Draw both accuracies with and without noise, by the share of swapped texts."""
         return accuracy_dots(summary, path, TEST_NOISE_METRICS, _noise_rows(summary))
 
     def conclusion(self, summary: Summary) -> str:
-        """The differences in top-1 at every share of swapped texts."""
+        """State the differences in top-1 at every share of swapped texts."""
         runs = {swap: summary["runs"][swap_setting("het-xl", swap)] for swap in SWAPS}
         tests = {swap: run and paired_test(run["sampled_top1"], run["zero_shot_top1"]) for swap, run in runs.items()}
         why = f"a difference counts from {100 * MARGIN:g} points on"

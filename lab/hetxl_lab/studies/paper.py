@@ -1,6 +1,6 @@
 """The paper's figures, as data: `paper.json` beside this file has every value with its table, row and column.
 
-Neither this nor what it imports needs torch, training or another study, so that any part of the package can ask.
+This module and its imports do not need torch, training or another study, so any part of the package can use it.
 """
 
 import json
@@ -16,18 +16,18 @@ FILE = "paper.json"
 
 @lru_cache(maxsize=1)
 def figures() -> Mapping[str, Any]:
-    """All of the file: source, settings, complexity and tables."""
+    """Return the whole file: source, settings, complexity and tables."""
     text = resources.files("hetxl_lab.studies").joinpath(FILE).read_text(encoding="utf-8")
     return json.loads(text)
 
 
 def labels() -> list[str]:
-    """The labels of all tables, as in the paper's source."""
+    """Return the labels of all tables, as in the paper's source."""
     return list(figures()["tables"])
 
 
 def paper_table(label: str) -> Table:
-    """A table of the paper by its label in the paper's source, such as "tab:results"."""
+    """Return a table of the paper by its label in the paper's source, such as "tab:results"."""
     table = figures()["tables"].get(label)
     if table is None:
         raise ValueError(f"label must be that of a table of the paper, one of {', '.join(labels())}; found {label!r}")
@@ -41,12 +41,12 @@ def paper_table(label: str) -> Table:
 
 
 def classes_of(dataset: str) -> int:
-    """K of a dataset of the paper."""
+    """Return K of a dataset of the paper."""
     return int(figures()["settings"]["datasets"][dataset]["classes"])
 
 
 def features_of(backbone: str) -> int:
-    """D of a backbone of the paper."""
+    """Return D of a backbone of the paper."""
     return int(figures()["settings"]["backbones"][backbone]["features"])
 
 

@@ -1,6 +1,6 @@
 """The forms that a study has: full (for the record), quick (minutes) and miniature (seconds, what tests run).
 
-A profile says which data, how many steps and which sizes; a study says what is compared on them.
+A profile sets the data, the steps and the sizes; a study sets what is compared on them.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Bench:
     options: Mapping[str, Any] = field(default_factory=dict)  # beyond the preset of the data
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
     every: int = 5  # one in this many classes is held out of training, for studies of unknown classes
-    defaults: Mapping[str, Any] = field(default_factory=lambda: PUBLISHED)  # over those of `hetxl train`
+    defaults: Mapping[str, Any] = field(default_factory=lambda: PUBLISHED)  # override those of `hetxl train`
 
     def config(self, head: str, *, backbone: str | None = None, scale: float = 1.0, **more: Any) -> TrainConfig:
         """The options of a run; `more` goes over all others, `scale` is of the number of steps."""
@@ -59,7 +59,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What time and memory of heads are measured at."""
+    """The sizes at which time and memory of heads are measured."""
 
     settings: Mapping[str, HeadSize]  # D, K, R and the backbone, by name
     batches: tuple[int, ...]  # B
@@ -80,21 +80,21 @@ class Profile:
     own_steps: int | None  # of runs on a user's own data, at most; None for as many as `hetxl train` takes
     benches: tuple[Bench, ...]  # of the comparison of methods; the first is that of the ablations
     sigmoid: tuple[Bench, ...]  # of the same with any number of labels for each example
-    repeated: Bench  # little data, to be seen many times; its steps are one epoch
-    epochs: tuple[int, ...]  # how often it is seen
-    grid: tuple[float, ...]  # values of τ that are tried on it
+    repeated: Bench  # small data for many epochs; its steps are one epoch
+    epochs: tuple[int, ...]  # numbers of epochs on it
+    grid: tuple[float, ...]  # values of τ to try on it
     sampling: Bench  # of the study of the samples, with few classes so that 1,000 samples are affordable
     samples: tuple[int, ...]  # S that it compares
     pairs: PairBench
     few_shot: tuple[Bench, ...]  # data whose unknown classes are learned from a few examples
     shots: tuple[int, ...]
-    temperatures: tuple[float, ...]  # among which τ* of HET is searched, beside 1
+    temperatures: tuple[float, ...]  # values searched for τ* of HET, besides 1
     sizes: Sizes  # of heads alone
-    angles: int  # validation examples whose angle is measured
+    angles: int  # validation examples for the study of angles
 
     @property
     def base(self) -> Bench:
-        """The data of the ablations."""
+        """Return the data of the ablations."""
         return self.benches[0]
 
     def changed(self, change: Callable[[Bench], Bench]) -> "Profile":

@@ -23,14 +23,14 @@ from hetxl_train.rescale import SCALABLE
 
 @dataclass
 class Lab:
-    """What a study works with."""
+    """The profile, options and caches of one call of a study."""
 
     profile: Profile
     seeds: tuple[int, ...]
     cache: RunCache
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the study, see its entry in the registry
-    directory: Path = Path()  # of its results
-    jobs: int | None = None  # runs at a time; None for one a core
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the study, see its entry in the registry
+    directory: Path = Path()  # directory of its results
+    jobs: int | None = None  # number of simultaneous runs; None for one per core
     console: Console = field(default_factory=Console)
     trained: dict[str, AnyRun] = field(default_factory=dict)  # the runs so far, by their keys
     training_time: float = 0.0  # seconds spent waiting for them
@@ -84,8 +84,8 @@ class Study(ABC):
 
     name: str  # as on the command line, and in the registry
     question: str
-    split = "test"  # that its numbers are of
-    seed_count: int | None = None  # of all profiles but miniature; None for that of the profile
+    split = "test"  # split that its numbers are measured on
+    seed_count: int | None = None  # default of all profiles except miniature; None for that of the profile
 
     @property
     def entry(self) -> Entry:
@@ -129,14 +129,14 @@ class Study(ABC):
 
     @property
     def image_link(self) -> str:
-        """The image, in markdown."""
+        """Return the link to the image, in markdown."""
         return f"![{self.entry.title}]({self.name}.svg)"
 
 
 class PaperStudy(Study):
     """One table or figure of the paper."""
 
-    paper: tuple[str, ...] = ()  # labels of the paper's tables that ours stand beside
+    paper: tuple[str, ...] = ()  # labels of the paper's tables to compare ours with
     claim: str  # what the paper concludes
 
     @abstractmethod
@@ -185,7 +185,7 @@ class Line:
     head: str
     bench: Bench
     options: Mapping[str, Any] = field(default_factory=dict)  # see `Bench.config`
-    group: str | None = None  # what several lines belong to
+    group: str | None = None  # name shared by several lines
 
     def run(self, seed: int) -> StudyRun:
         """Return the run of the line with a seed."""

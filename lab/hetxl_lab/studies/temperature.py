@@ -44,10 +44,10 @@ class SearchStudy(TableStudy):
 
     @abstractmethod
     def settings(self, profile: Profile) -> Sequence[Searched]:
-        """Return what is compared."""
+        """Return the searches to compare."""
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Return those with a learned τ."""
+        """Return the lines with a learned τ."""
         return [_learned(setting) for setting in self.settings(profile)]
 
     def runs(self, profile: Profile, seeds: Sequence[int]) -> Sequence[StudyRun]:
@@ -95,12 +95,12 @@ class LearnTau(SearchStudy):
         return profile if options.get("grid") else dataclasses.replace(profile, temperatures=())
 
     def settings(self, profile: Profile) -> Sequence[Searched]:
-        """All heads on all data."""
+        """Return all heads on all data."""
         grid = (1.0, *profile.temperatures)
         return [_setting(head, bench, 1.0, bench.name, grid) for bench in profile.benches for head in HEADS]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's: heads by data."""
+        """Return the paper's layout: heads by data."""
         labels = [f"{head}, {how}" for head in HEADS for how in (other(summary["grid"]), LEARNED_TAU)]
         kinds = (study.NLL, study.PRECISION, study.LEARNED_TAU)
         columns, rows = study.side_by_side(summary, labels, {name: name for name in _groups(summary)}, kinds)
@@ -132,7 +132,7 @@ def _groups(summary: Summary) -> list[str]:
 
 
 class TauEpochs(SearchStudy):
-    """HET-XL with τ by grid search and learned, on data that is seen once and many times."""
+    """HET-XL with τ by grid search and learned, after one epoch and after many."""
 
     name = "tau-epochs"
     question = (
@@ -155,21 +155,21 @@ class TauEpochs(SearchStudy):
         return dataclasses.replace(profile, epochs=tuple(sorted(int(number) for number in numbers)))
 
     def settings(self, profile: Profile) -> Sequence[Searched]:
-        """HET-XL after every number of epochs."""
+        """Return HET-XL with every number of epochs."""
         return [
             _setting("HET-XL", profile.repeated, float(epochs), _epochs(epochs), profile.grid)
             for epochs in profile.epochs
         ]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's."""
+        """Return a table with the paper's layout."""
         (table,) = super().tables(summary)
         steps = [str((line["values"] or {}).get("steps")) for line in summary["lines"][::2]]
         note = f"HET-XL on {summary['lines'][0]['data']}, {', '.join(steps)} steps; {_grid_note(summary)}"
         return [dataclasses.replace(table, note=note)]
 
     def conclusion(self, summary: Summary) -> str:
-        """The gain of learning τ for the fewest epochs and the most."""
+        """State the gain of learning τ for the fewest and the most epochs."""
         groups = _groups(summary)
         tests = [_worth(summary, "HET-XL", group) for group in groups]
         parts = ", ".join(f"{change(test)} after {group}" for test, group in zip(tests, groups, strict=True))
@@ -193,7 +193,7 @@ MOVING, FIXED_LABEL = LABELS = ("HET-XL", "HET-XL, τ fixed at its final value")
 
 
 def learned_line(profile: Profile) -> Line:
-    """HET-XL with a learned τ."""
+    """Return the line of HET-XL with a learned τ."""
     return Line(MOVING, "het-xl", profile.base, LEARNED)
 
 
@@ -211,7 +211,7 @@ def path_of(lab: Lab, seed: int) -> list[tuple[int, float]]:
 
 
 class TemperaturePath(PaperStudy):
-    """τ over the steps of training, and training again with τ fixed at its last value."""
+    """τ over the steps of a run, and a second run with τ fixed at its final value."""
 
     name = "tau-dynamics"
     question = "How does τ move in training, and does it matter that it moves, or only where it ends?"
@@ -232,13 +232,13 @@ class TemperaturePath(PaperStudy):
         return {"lines": lines, "paths": {str(seed): path_of(lab, seed) for seed in lab.seeds}}
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's, with τ."""
+        """Return a table with the paper's layout, with τ."""
         columns = (study.NLL, study.PRECISION, study.LEARNED_TAU)
         rows = [Row(line["label"], study.cells_of(line["values"], columns)) for line in summary["lines"]]
         return [Table("τ learned and fixed", columns, rows, f"{summary['lines'][0]['data']}")]
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """τ over the steps, a line for each seed."""
+        """Draw τ over the steps, a line for each seed."""
         series = {
             f"seed {seed}": [(float(step), [value]) for step, value in points]
             for seed, points in summary["paths"].items()
@@ -273,7 +273,7 @@ class Start(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the paper's tables name it here."""
+        """Return the name in the paper's tables."""
         return f"{self.init:g} in {self.low:g} … {self.high:g}"
 
 
@@ -296,7 +296,7 @@ class TemperatureRange(TableStudy):
     columns = (study.NLL, study.PRECISION, study.LEARNED_TAU)
 
     def lines(self, profile: Profile) -> Sequence[Line]:
-        """Every setting once."""
+        """Return every setting once."""
         names = ("temperature_init", "temperature_low", "temperature_high")
         return [
             Line(start.label, "het-xl", profile.base, {**LEARNED, **dict(zip(names, start, strict=True))})
@@ -304,7 +304,7 @@ class TemperatureRange(TableStudy):
         ]
 
     def tables(self, summary: Summary) -> Sequence[Table]:
-        """As the paper's two: starts, and ranges."""
+        """Return two tables with the paper's layout: initial values, and ranges."""
         return [
             Table(
                 title,

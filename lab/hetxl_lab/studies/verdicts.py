@@ -1,4 +1,4 @@
-"""Sentences and tables about differences and their tests, and whether the paper's conclusions hold."""
+"""Describe differences and their significance in sentences and tables, and judge the paper's conclusions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from hetxl_train.formatting import decimal
 from hetxl_train.report.statistics import PairedTest, mean, paired_test, two_sided_p
 from hetxl_train.report.tables import Value, as_markdown, text_table
 
-Summary = Mapping[str, Any]  # what a study measured, as JSON holds it: all that a page is made of
+Summary = Mapping[str, Any]  # the measurements of a study as JSON values; a page is written from them alone
 
-LEVEL = 0.05  # a difference counts below this p-value
-MARGIN = 0.01  # differences below this share of the NLL are called none
+LEVEL = 0.05  # a difference is significant below this p-value
+MARGIN = 0.01  # smaller differences, as a share of the NLL, are treated as none
 
 Values = Mapping[str, Any]  # what `hetxl_lab.studies.runs.over_seeds` gives
 
@@ -38,7 +38,7 @@ def against(first: Values | None, second: Values | None, metric: str = "nll") ->
 
 
 def sign(test: PairedTest | None) -> int | None:
-    """Return −1 or 1 for a difference that counts, 0 for one that does not, None if there is nothing to test."""
+    """Return −1 or 1 for a significant difference, 0 for any other, None if there is nothing to test."""
     if test is None or test.p is None:
         return None
     if test.p >= LEVEL:
@@ -75,21 +75,21 @@ def holds(verdict: bool | None, claim: str, why: str = "") -> str:
 
 
 def within() -> str:
-    """Return the margin, as the reason for a conclusion."""
+    """Return the margin as text, the reason for a conclusion."""
     return f"a difference counts from {MARGIN:.0%} of the NLL on"
 
 
 def agree(signs: Sequence[int | None], side: int) -> bool | None:
-    """Whether differences lie on a side, −1 for lower or 1 for higher: all that count do; None if none counts."""
+    """Return whether all significant differences have a sign, −1 or 1; None if none is significant."""
     if -side in signs:
         return False
     return True if side in signs else None
 
 
 def insensitive(tests: Sequence[PairedTest | None], reference: Values | None) -> bool | None:
-    """Whether no difference to the reference is worth the name: larger than `MARGIN` of its NLL.
+    """Return whether all differences to the reference are within `MARGIN` of its NLL.
 
-    False if one is larger, significantly; None if that is not decided.
+    False if one is significantly larger; None if undecided.
     """
     if reference is None or not tests or None in tests:
         return None
@@ -101,9 +101,9 @@ def insensitive(tests: Sequence[PairedTest | None], reference: Values | None) ->
 
 
 def same(tests: Sequence[PairedTest | None], margin: float) -> bool | None:
-    """Whether the 95 % intervals of all differences lie within a margin, in the units of the metric.
+    """Return whether the 95 % intervals of all differences are within a margin, in the units of the metric.
 
-    False if one counts and is larger than it; else None.
+    False if one is significant and larger than the margin; else None.
     """
     known = [test for test in tests if test is not None]
     if any(abs(test.difference) > margin and sign(test) in (-1, 1) for test in known):
@@ -114,8 +114,8 @@ def same(tests: Sequence[PairedTest | None], margin: float) -> bool | None:
 
 
 BASELINE = "DET"
-WORSE = 0.05  # a difference against us counts below this p-value
-BETTER = 0.01  # one for us counts only below this one
+WORSE = 0.05  # a difference against us is significant below this p-value
+BETTER = 0.01  # a difference for us only below this one
 
 
 @dataclass(frozen=True)
@@ -128,17 +128,17 @@ class Verdict:
 
     @property
     def better(self) -> bool:
-        """Significantly lower NLL."""
+        """Return whether the NLL is significantly lower."""
         return self.nll.difference < 0 and self.nll.p is not None and self.nll.p < BETTER
 
     @property
     def worse(self) -> bool:
-        """Significantly higher NLL."""
+        """Return whether the NLL is significantly higher."""
         return self.nll.difference > 0 and self.nll.p is not None and self.nll.p < WORSE
 
     @property
     def less_precise(self) -> bool:
-        """Significantly lower precision@1."""
+        """Return whether precision@1 is significantly lower."""
         return self.precision.difference < 0 and self.precision.p is not None and self.precision.p < WORSE
 
 
@@ -188,7 +188,7 @@ def heads_table(summary: Summary) -> str:
         if any(scale != 1 for scale in values.get("noise_scale", ())):
             temperature += f", noise × {mean(values['noise_scale']).value:.2f}"
         test = ["–", "–"]
-        # An ensemble of all seeds has no seeds to pair.
+        # An ensemble of all seeds has a single value, so there are no pairs to test.
         if label != BASELINE and BASELINE in summary["heads"] and not _is_ensemble(values):
             nll = judge(summary, label).nll
             test = [difference_text(nll, 3), p_text(nll.p)]
@@ -211,7 +211,7 @@ def cost_text(summary: Summary, label: str) -> str:
 
 
 def _is_ensemble(values: Mapping[str, Any]) -> bool:
-    """Whether a single value stands for all seeds."""
+    """Return whether a single value represents all seeds."""
     return len(values["nll"]) < len(values["seeds"])
 
 
