@@ -281,7 +281,7 @@ def load_moments(optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
     names = list(parameters)
     if by_name and (differing := set(names) ^ set(by_name)):
         raise KeyError(min(differing))
-    if isinstance(optimizer, optim.AdamW):  # the state of other optimisers is unknown, so torch checks that
+    if isinstance(optimizer, optim.AdamW):  # other optimisers with incomplete state fail in torch or reset moments
         for name, state in by_name.items():
             for key in ADAMW.difference(state):
                 raise KeyError(f"optimizer.{key}.{name}")
