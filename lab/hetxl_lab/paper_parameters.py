@@ -15,7 +15,7 @@ from hetxl_lab.studies.paper import paper_table as figures_of
 
 BACKBONES = {"resnet152": "ResNet152x1", "vit-l/32": "ViT-L/32"}  # our names for the paper's
 
-LABEL = "tab:results"  # of the table, see `hetxl_lab.studies.paper`, where its figures are
+LABEL = "tab:results"  # label of the table in `hetxl_lab.studies.paper`
 
 DATASETS = ("JFT-300M", "ImageNet-21k", "JFT-4B")
 CLASSES = {dataset: classes_of(dataset) for dataset in DATASETS}  # K of each dataset
@@ -44,7 +44,7 @@ class PaperCell:
 
     @property
     def difference(self) -> float | None:
-        """Ours − the paper's, in millions."""
+        """Return ours − the paper's, in millions."""
         return None if self.paper is None else self.ours / 1e6 - self.paper
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def compare_with_paper() -> list[PaperCell]:
 
 
 def paper_table(cells: list[PaperCell]) -> Table:
-    """Return the cells as the paper lays them out, the backbones side by side, in millions of parameters."""
+    """Return the cells in the paper's layout, with one column group for each backbone, in millions of parameters."""
     table = Table(
         title="Millions of parameters, ours beside the paper's",
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # nine columns in a terminal of 80
+        padding=(0, 1, 0, 0),  # fits nine columns in a terminal of 80 characters
     )
     table.add_column("dataset", no_wrap=True)
     table.add_column("head", no_wrap=True)

@@ -1,5 +1,5 @@
-"""Options of comparisons on the benchmark datasets, chosen so that a first look takes minutes on two cores, and those
-that the pages of the studies were made with."""
+"""Options of comparisons on the benchmark datasets: presets that take minutes on two cores, and the options of the
+published pages of the studies."""
 
 from pathlib import Path
 from typing import Any

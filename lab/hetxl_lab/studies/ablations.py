@@ -1,7 +1,7 @@
-"""`hetxl study levers`: what each choice that HET-XL's defaults make is worth, by changing one at a time.
+"""`hetxl study levers`: the effect of each choice in HET-XL's defaults, by changing one at a time.
 
 Every setting of every lever is trained with the same seeds, and compared with HET-XL as it is by default on the
-validation split; the test split is taken away before anything is trained.
+validation split; the test split is removed before anything is trained.
 """
 
 import dataclasses
@@ -42,21 +42,21 @@ DEFAULT = "HET-XL"
 
 @dataclass(frozen=True)
 class Variant:
-    """One setting of a lever, or what all of them are compared with."""
+    """One setting of a lever, or the reference for all of them."""
 
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)  # beyond those of the data; HET-XL without a head
-    held_out: bool = False  # whether τ is fitted afterwards, on validation rows that the loss is not measured on
+    held_out: bool = False  # whether to fit τ afterwards, on validation rows excluded from the loss
 
 
 @dataclass(frozen=True)
 class Lever:
-    """Something that can be set."""
+    """A choice to vary."""
 
     name: str
     what: str  # it is
     variants: tuple[Variant, ...]  # beside DET and HET-XL with the defaults
-    apart: bool = False  # its losses are of another kind: the first variant is what the others are measured against
+    apart: bool = False  # its losses are of another kind, so the reference is its first variant
 
 
 REFERENCES = (Variant(DET, {"head": "det"}), Variant(DEFAULT))  # in every table
@@ -107,7 +107,7 @@ def fitted_result(
             model.head.temperature = FixedTemperature(temperatures[-1])
             part = FeatureSplit(features[torch.from_numpy(measured)], inside.labels.subset(measured))
             options: dict[str, Any] = {"seed": seed, "device": model.device, "confusions": False}
-            options["quiet"] = True  # the bar of this function is enough
+            options["quiet"] = True  # this function shows a bar of its own
             records.append(evaluate(lambda inputs: inputs, model.head, part, **options).records)
             bar.to(sum(map(len, records)))
     counts = None if trained.class_counts is None else np.asarray(trained.class_counts)
@@ -115,7 +115,7 @@ def fitted_result(
     return {**before, "metrics": {"validation": metrics}, "temperature": math.fsum(temperatures) / 2}
 
 
-HELD_OUT = "held-out"  # directory below that of a run, of its result with a τ that was fitted to held-out rows
+HELD_OUT = "held-out"  # subdirectory of a run, for its result with a τ fitted to held-out rows
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "miniature": {"steps": 4, "batch_size": 32, "rank": 2, "train_samples": 2, "eval_samples": 8, "evaluate_every": 4}
@@ -140,7 +140,7 @@ class Levers(Study):
             raise ValueError(f"levers must name at least one of {', '.join(LEVERS)}")
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Train all variants, fit τ where a variant asks for it, and return the metrics over the seeds."""
+        """Train all variants, fit τ where a variant requires it, and return the metrics over the seeds."""
         base = base_config(lab)
         dataset = open_data(base).without("test")
         if "validation" not in dataset.splits:
@@ -148,7 +148,7 @@ class Levers(Study):
         variants: dict[str, Variant] = {}
         for variant in (*REFERENCES, *(variant for name in _levers(lab) for variant in LEVERS[name].variants)):
             variants.setdefault(run_name(variant, base), variant)
-        # All variants with the first seed, then with the next: a study that is stopped has something to show.
+        # All variants with the first seed, then with the next, so that a stopped study has partial results.
         runs = {
             (name, seed): StudyRun(dataclasses.replace(config_of(variant, base), seed=seed), blind=True)
             for seed in lab.seeds
@@ -166,7 +166,7 @@ class Levers(Study):
         return self._summary(lab, base, metrics, dataset)
 
     def _summary(self, lab: Lab, base: TrainConfig, runs: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
-        """Return the metrics of every run once, and which of them each lever is about."""
+        """Return the metrics of every run once, and the runs of each lever."""
         levers: dict[str, Any] = {}
         for name in _levers(lab):
             lever = LEVERS[name]
@@ -193,7 +193,7 @@ class Levers(Study):
         }
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Draw differences to HET-XL with the defaults, but for levers that stand apart."""
+        """Draw differences to HET-XL with the defaults, except for levers with another kind of loss."""
         groups = [("references", [("DET", difference(summary, "det", "het-xl"))])]
         for name, lever in summary["levers"].items():
             known = [variant for variant in lever["variants"] if variant["run"] in summary["runs"]]

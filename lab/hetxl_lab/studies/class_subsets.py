@@ -1,4 +1,4 @@
-"""Parts of a dataset, by name: some classes are kept away from training, to be learned from a few examples later.
+"""Parts of a dataset, by name: some classes are held out of training, to be learned later from a few examples.
 
 "known:5"    all classes but every fifth one
 "unknown:5"  every fifth class, renumbered
@@ -16,7 +16,7 @@ KINDS: tuple[Literal["known"], Literal["unknown"]] = ("known", "unknown")
 
 
 class View(NamedTuple):
-    """Which classes."""
+    """The choice of classes."""
 
     kind: str  # "known" or "unknown"
     every: int  # one in this many classes is unknown

@@ -1,8 +1,8 @@
-"""`hetxl study coverage`: do prediction sets hold the label as often as was asked for, and how large are they?
+"""`hetxl study coverage`: do prediction sets contain the label as often as requested, and how large are they?
 
 A DET and a HET-XL are trained on half of the rows. The other half is divided at random, many times, into rows that
 calibrate the sets and rows that measure them. With wrong labels in training and calibration rows, coverage is measured
-for such labels, which the guarantee is about, and for the right ones.
+for such labels, to which the guarantee applies, and for the right ones.
 """
 
 import functools
@@ -100,7 +100,7 @@ def measure_sets(
         score: one of `hetxl.metrics.conformal.SCORES`.
         grouping: of the thresholds.
         seed: of ties and of the halvings.
-        halves: how often the rows are divided into two halves.
+        halves: number of random divisions of the rows into two halves.
     """
     options, generator = ScoreOptions(score), np.random.default_rng(seed)
     count, num_classes = probs.shape
@@ -133,13 +133,13 @@ class Coverage(Study):
     seed_count = 3
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Return what every setting gave, by seed; each is stored once known."""
+        """Return the results of every setting by seed, and store each as soon as it is known."""
         names = [*study_data(lab.profile), *(() if lab.profile.name == "miniature" else ("pycode",))]
         settings = [part for name in names for part in self._measure(lab, name)]
         return {"settings": settings, "halves": SIZES[lab.profile.name]["halves"], "measuring_seconds": 0.0}
 
     def _measure(self, lab: Lab, name: str) -> list[dict[str, Any]]:
-        """Return what a dataset gave with right labels, and with wrong ones."""
+        """Return the results of a dataset with right and with wrong labels."""
         size, settings = SIZES[lab.profile.name], []
         data = rows_of(name, size["rows"])
         for rate in RATES:
@@ -200,7 +200,7 @@ def value(setting: Mapping[str, Any], method: str, key: str) -> float:
 
 
 def furthest(settings: Sequence[Mapping[str, Any]], methods: Sequence[str], key: str) -> float:
-    """Return how far a mean coverage, overall or of a band, is from what was asked for, at most."""
+    """Return the largest deviation of a mean coverage, overall or of a band, from the requested coverage."""
     means = [
         np.mean([seed[name][key] for seed in setting["seeds"]], axis=0) for setting in settings for name in methods
     ]

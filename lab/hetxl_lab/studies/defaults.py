@@ -1,8 +1,8 @@
 """`hetxl study defaults`: is HET-XL with its defaults ever worse than DET, and where is it better?
 
 In every setting, a benchmark with clean labels or noisy ones, DET's learning rate and weight decay are tuned first on
-the validation split, and all heads take over what is best for DET. Then every head is trained for as many steps with
-the same seeds; DET also for the time that HET-XL takes. The test split is used once, at the end of each run.
+the validation split, and all heads use the values that are best for DET. Then every head is trained for as many steps
+with the same seeds; DET also for the time that HET-XL takes. The test split is used once, at the end of each run.
 """
 
 import itertools
@@ -98,7 +98,7 @@ LEARNING_RATES = (0.5, 1.0, 2.0)  # multiples of the preset's learning rate
 WEIGHT_DECAYS = (0.01, 0.1, 0.5)
 REACH = 8.0
 """Both searches continue beyond an end that is the best, in factors of two, up to this multiple of where they began."""
-SEED = 1000  # of the tuning runs: none of those that are compared
+SEED = 1000  # seed of the tuning runs, unlike those of the compared runs
 
 
 class Trial(NamedTuple):
@@ -112,7 +112,7 @@ class Trial(NamedTuple):
 def tune_det(lab: Lab, config: TrainConfig) -> tuple[TrainConfig, list[Trial]]:
     """Choose DET's learning rate, then the weight decay at the best of them, each by validation NLL.
 
-    Return the options with both, and all that was tried. The runs are blind: no choice can see the test split.
+    Return the options with both, and all trials. The runs do not have the test split, so no choice depends on it.
     """
     trials: dict[tuple[float, float], Trial] = {}
 
@@ -139,9 +139,9 @@ def tune_det(lab: Lab, config: TrainConfig) -> tuple[TrainConfig, list[Trial]]:
 
 
 def lowest(costs: Callable[[Sequence[float]], Sequence[float]], values: Sequence[float], beyond_both: bool) -> float:
-    """Return the value of the least cost; an end that is the best is passed, until it no longer is, or up to `REACH`.
+    """Return the value of the lowest cost. While an end is best, the search extends beyond it, at most to `REACH`.
 
-    The values to begin with are from small to large; `beyond_both` steps over the lower end, too.
+    The initial values are ascending; `beyond_both` also extends the search below the lowest.
     """
     tried = dict(zip(values, costs(values), strict=True))
     while True:
@@ -152,8 +152,8 @@ def lowest(costs: Callable[[Sequence[float]], Sequence[float]], values: Sequence
         (tried[beyond],) = costs([beyond])
 
 
-ROUNDS = 15  # steps of each head that count
-WARM_UP = 2  # steps of each before them
+ROUNDS = 15  # measured steps of each head
+WARM_UP = 2  # unmeasured steps of each head before them
 
 
 def pace(
@@ -167,9 +167,9 @@ def pace(
 ) -> dict[str, float]:
     """Return the time of a training step of each head over that of DET, the median over rounds of one step each.
 
-    Steps are measured in turns, in one process: whole runs share the machine with whatever else runs now and then, and
-    steps that take turns share it alike. The JSON file at `path` keeps the result: a study that resumes takes it from
-    there. DET is among the heads, which replace that of the options; `rounds` are those that count.
+    Steps of the heads alternate in one process, so that other load on the machine affects all of them alike; it would
+    distort a comparison of whole runs. The JSON file at `path` keeps the result for a resumed study. The heads include
+    DET and replace that of the options; `rounds` is the number of measured rounds.
     """
     if path.exists():
         return read_json(path)
@@ -196,8 +196,8 @@ def pace(
 
 
 def _trainer(config: TrainConfig, dataset: Dataset, path: Path, rounds: int) -> Trainer:
-    """Return a trainer that takes steps and keeps nothing."""
-    # τ is fixed: whether it is learned is nothing next to a step. Steps without noise are not what is measured.
+    """Return a trainer that takes steps and writes no files."""
+    # τ is fixed, since learning it costs next to nothing. Steps without noise are disabled, to measure those with it.
     config = replace(config, temperature="1.0", noise_start=0.0, workers=0, steps=WARM_UP + rounds)
     quiet = Console(quiet=True)
     task = ClassificationTask(config, dataset, World(torch.device("cpu")), quiet, path.parent)
@@ -271,7 +271,7 @@ LABELS = ("DET", SCALED, LONGER, *(variant.label for variant in VARIANTS.values(
 
 
 class Defaults(Study):
-    """All heads with what is best for DET, in every setting."""
+    """All heads with DET's best options, in every setting."""
 
     name = "defaults"
     question = "Is HET-XL with its defaults ever worse than DET, and where is it better?"
@@ -297,7 +297,7 @@ class Defaults(Study):
         return {"settings": [read_json(path) for path in paths if path.exists()]}
 
     def plot(self, summary: Summary, path: Path) -> Path:
-        """Draw the NLL of heads less that of DET, as far as they took part."""
+        """Draw the NLL of the available heads less that of DET."""
         known = {head for setting in summary["settings"] for head in setting["heads"]}
         panels = {title: [pair for pair in pairs if set(pair) <= known] for title, pairs in PANELS.items()}
         return plot_differences(summary["settings"], path, {title: pairs for title, pairs in panels.items() if pairs})

@@ -1,4 +1,4 @@
-"""Draw the charts that the studies alone have, with the parts of `hetxl_train.report.charts`: ranges and clouds; and
+"""Draw the charts that only the studies have, with the parts of `hetxl_train.report.charts`: ranges and clouds; and
 write charts as files."""
 
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ from hetxl_train.report.statistics import PairedTest, mean, paired_test
 KINDS = ("symmetric", "confusable")
 FOLDS = 4
 TOP = 0.05  # share of the labels that are corrected without a person
-TEST = 0.25  # share of the rows whose labels stay right, to measure what a correction brings
+TEST = 0.25  # share of the rows whose labels stay right, to measure the benefit of a correction
 PEER = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 OURS, MODEL = "hetxl audit", "hetxl audit, model alone"
 SIZES: dict[str, dict[str, int]] = {
@@ -120,7 +120,7 @@ def measure_setting(data: Arrays, kind: str, rate: float, seed: int, steps: int)
 
 
 def neighbour_frequencies(features: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the label frequencies of the nearest rows [n, K], as an audit takes them."""
+    """Return the label frequencies of the nearest rows [n, K], as used by an audit."""
     import torch
 
     vectors, rows = torch.from_numpy(features), np.arange(len(labels))
@@ -167,10 +167,10 @@ def _corrected(
 def measure_settings(
     lab: Lab, measure: Callable[[Arrays, str, float, int, int], dict[str, Any]], steps: int | None = None
 ) -> dict[str, Any]:
-    """Return what every setting gave, by seed: measure(data, kind, rate, seed, steps), each stored once known.
+    """Return what every setting gave, by seed: measure(data, kind, rate, seed, steps), each stored once finished.
 
     Args:
-        steps: of a run; None for those of `SIZES`.
+        steps: number of steps of a run; None for those of `SIZES`.
     """
     size, rate = SIZES[lab.profile.name], lab.options["rate"] / 100
     steps = size["steps"] if steps is None else steps
@@ -184,19 +184,19 @@ def measure_settings(
                 seeds.append(stored(file, lambda d=data, k=kind, s=seed: measure(d, k, rate, s, steps)))
                 lab.console.say(f"{name}, {kind}, seed {seed}")
             settings.append({"data": name, "kind": kind, "rows": len(data.labels), "seeds": seeds})
-    # Parts may be of earlier commands: the time of this one says nothing.
+    # Parts may come from earlier commands, so the time of this one is meaningless.
     return {"rate": rate, "settings": settings, "measuring_seconds": 0.0}
 
 
 class LabelAudit(Study):
-    """Average precision for flipped labels, beside cleanlab's, and the loss that comes back by correction."""
+    """Average precision for flipped labels, compared with cleanlab's, and the loss regained by correction."""
 
     name = "audit"
     question = "Does hetxl audit rank wrong labels higher than cleanlab does, and what does correcting them bring?"
     seed_count = 3
 
     def measure(self, lab: Lab) -> dict[str, Any]:
-        """Return what every setting gave, by seed."""
+        """Return the results of every setting by seed."""
         return measure_settings(lab, measure_setting)
 
     def plot(self, summary: Summary, path: Path) -> Path:

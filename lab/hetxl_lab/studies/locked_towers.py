@@ -1,8 +1,8 @@
-"""`hetxl study locked-towers`: HET-XL against DET beside a pre-trained tower that is locked, as in LiT.
+"""`hetxl study locked-towers`: HET-XL against DET with a locked pre-trained tower, as in LiT.
 
 On every set of pairs the learning rate of DET is tuned first on the validation split. Then both heads are trained with
-it, for as many steps and with the same seeds; HET-XL has one set of options everywhere. The test split is looked at
-once, at the end of each run.
+it, for as many steps and with the same seeds; HET-XL has one set of options everywhere. The test split is used once, at
+the end of each run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ SHOWN = {
 
 
 def score(result: Mapping[str, Any]) -> float:
-    """Return the mean recall at 1, 5 and 10 both ways on the validation pairs, which single pairs move less."""
+    """Return the mean recall at 1, 5 and 10 both ways on the validation pairs, less noisy than one of them."""
     metrics = result["metrics"]["validation"]
     recalls = [metrics[f"{way}@{k}"] for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
     return sum(recalls) / len(recalls)
@@ -108,7 +108,7 @@ class LockedTowers(Study):
         return Path("runs") / f"study-{self.name}{directory_suffix(profile.name, None)}" / "runs"
 
     def check(self, lab: Lab) -> None:
-        """Raise if a set is unknown, or there is none."""
+        """Raise if a set is unknown, or none is named."""
         known = SETS[lab.profile.name]
         for name in names_in(lab.options.get("sets"), ()):
             one_of("sets", name, known)
@@ -132,7 +132,7 @@ class LockedTowers(Study):
         return plot_groups(groups, path, "points, HET-XL − DET: right is better")
 
     def text(self, summary: Summary) -> str:
-        """Return the conclusion, the image, a table for each set, and what was tuned."""
+        """Return the conclusion, the image, a table for each set, and the tuned options."""
         options = ", ".join(f"{name} = {value}" for name, value in summary["options"].items())
         parts = [
             f"# {self.entry.title}",
@@ -192,7 +192,7 @@ def measure_set(lab: Lab, pairs: PairSet) -> dict[str, Any]:
 
 def judged(measured: Mapping[str, Any]) -> dict[str, str]:
     """Return the metrics of a set that the conclusion counts, with their titles."""
-    left_out = "test_image_to_text" if measured["named"] else "zero_shot"  # the same number, by two names
+    left_out = "test_image_to_text" if measured["named"] else "zero_shot"  # two names for the same number
     return {key: title for key, title in JUDGED.items() if not key.startswith(left_out)}
 
 
@@ -224,7 +224,7 @@ def conclusion(summary: Summary) -> str:
 
 
 def set_text(measured: Mapping[str, Any]) -> str:
-    """Return what a set is, and its table, in markdown."""
+    """Return the description of a set and its table, in markdown."""
     rows = []
     for key, title in SHOWN.items():
         if key.startswith("zero_shot") and not measured["named"]:

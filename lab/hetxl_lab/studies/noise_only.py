@@ -1,7 +1,7 @@
-"""`hetxl study noise-only`: what noise brings to a classifier that is trained already, beside ways to recalibrate it.
+"""`hetxl study noise-only`: adding noise to a trained classifier, compared with other ways to recalibrate it.
 
 A DET is trained on labels of which some are flipped. Held-out rows with such labels fit a temperature, a vector or a
-matrix of scales, or noise with the mean logits as they are; test rows with such labels judge. Prediction sets are
+matrix of scales, or noise with unchanged mean logits; test rows with such labels give the losses. Prediction sets are
 calibrated on half of the test rows and measured on the other half.
 """
 
@@ -33,7 +33,7 @@ from hetxl_lab.studies.verdicts import Summary, markdown
 from hetxl_train.formatting import decimal
 from hetxl_train.report.statistics import PairedTest, mean, paired_test
 
-TRAIN, HELD_OUT = 0.5, 0.2  # shares of the rows; the others are for the test
+TRAIN, HELD_OUT = 0.5, 0.2  # shares of the rows; the rest are test rows
 COVERAGE = 0.9
 STEPS = {"full": DEFAULTS["head"].steps, "quick": 100, "miniature": 40}
 """Of a run by profile: as many as by default, since the time of the noise is compared with that of a trained DET."""
@@ -71,7 +71,7 @@ def measure_setting(data: Arrays, kind: str, rate: float, seed: int, steps: int)
     first, second = int(TRAIN * len(rows)), int((TRAIN + HELD_OUT) * len(rows))
     held_out, test = slice(first, second), slice(second, None)
     begin = time.process_time()
-    # The plain loss: logits of a loss with ε are of right labels, and would not predict noisy ones.
+    # Use the plain loss: a loss with ε gives logits for right labels, which do not predict noisy ones.
     det = classifier("det", first, steps, seed).set_params(flip_rate=0.0).fit(data.features[:first], observed[:first])
     seconds = {"DET": time.process_time() - begin}
     begin = time.process_time()

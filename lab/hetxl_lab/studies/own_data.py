@@ -41,7 +41,7 @@ def adapted(profile: Profile, options: Mapping[str, Any]) -> Profile:
     if steps is None:
         return profile
     longer = profile.changed(lambda bench: dataclasses.replace(bench, steps=steps))
-    return dataclasses.replace(longer, repeated=profile.repeated)  # whose steps are an epoch
+    return dataclasses.replace(longer, repeated=profile.repeated)  # its steps are one epoch
 
 
 def _backbones(names: str | None) -> dict[str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def _own_bench(data: str, profile: Profile, written: Mapping[str, Any]) -> tuple
     if profile.own_steps is not None:
         steps = min(steps, profile.own_steps)
     epoch = max(1, round(len(dataset.splits["train"]) / config.batch_size))
-    every = min(5, max(2, dataset.num_classes // 2))  # two classes at least are unknown
+    every = min(5, max(2, dataset.num_classes // 2))  # at least two classes are unknown
     return Bench(dataset.name, data, steps, small, every=every, defaults={}), epoch
 
 

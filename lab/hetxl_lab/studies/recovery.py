@@ -1,7 +1,7 @@
 """`hetxl study recovery`: on data drawn from a known HET-XL model, how near does every head come to it?
 
-Two answers. How much of the distance between DET's test loss and that of the true model a head closes, on the same test
-rows; and whether the noise that it learned ties the same classes together as the noise that made the labels.
+It measures how much of the gap between DET's test loss and the true model's a head closes, on the same test rows; and
+whether its learned noise correlates the same classes as the noise that generated the labels.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ from hetxl_train.runs import load_run
 
 NOISY = tuple(entry.name for entry in HEAD_ENTRIES if entry.noise)
 
-EXAMPLES = 300  # test examples whose noise is looked at
+EXAMPLES = 300  # number of test examples whose noise is compared
 AGREEMENT = {"pearson": 3, "difference": 3, "scale": 2}
 """Measures of agreement between learned and true noise, with the digits that tables show."""
 CLASSES = 10
@@ -62,7 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Noise(NamedTuple):
-    """The noise of some examples, as far as it matters to their probabilities."""
+    """The noise of some examples, without parts that do not affect their probabilities."""
 
     correlations: np.ndarray  # [n, k (k − 1) / 2] of the logits of every pair of k classes
     scale: np.ndarray  # [n] standard deviation of the logits, root mean square over the classes
@@ -84,7 +84,7 @@ class Recovery(Study):
 
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Train the heads, and measure them against the true model; keep the correlations for the image."""
-        # All test rows: the more there are, the less the shares depend on which.
+        # Use all test rows, because more rows make the shares less noisy.
         options = {
             **PUBLISHED,
             **preset_for("synthetic"),
@@ -103,7 +103,7 @@ class Recovery(Study):
     def plot(self, summary: Summary, path: Path) -> Path:
         """Draw learned against true correlations, and the share of the gap that is closed."""
         points = {}
-        if (path.parent / POINTS).exists():  # pages are published without it
+        if (path.parent / POINTS).exists():  # pages are published without this file
             points = {label: tuple(pair) for label, pair in read_arrays(path.parent / POINTS).items()}
         return plot_recovery(summary, points, path)
 

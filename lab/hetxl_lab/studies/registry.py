@@ -28,8 +28,8 @@ class Entry:
 
     name: str
     title: str
-    paper: str  # what of the paper it is about; a dash for one of our own
-    quick: float | None  # minutes; None for a study without
+    paper: str  # the part of the paper that it reproduces; a dash if none
+    quick: float | None  # minutes; None without a quick profile
     full: float | None  # minutes with an empty cache
     module: str  # below `hetxl_lab.studies`, whose `STUDIES` has it
     options: tuple[Option, ...] = ()
@@ -184,7 +184,7 @@ def load_study(name: str) -> "Study":
 
 
 def minutes_text(minutes: float | None) -> str:
-    """Return a cost as a person would say it; a dash for None."""
+    """Return a cost as readable text; a dash for None."""
     if minutes is None:
         return "–"
     if minutes < 1:
@@ -193,7 +193,7 @@ def minutes_text(minutes: float | None) -> str:
 
 
 def listing() -> str:
-    """Return all studies, a line each, for a terminal."""
+    """Return all studies, one line each, for a terminal."""
     rows = [("study", "the paper", "quick", "full")]
     rows += [
         (entry.name, entry.title if entry.paper == "–" else entry.paper, *map(minutes_text, (entry.quick, entry.full)))

@@ -35,13 +35,13 @@ def run_study(
 ) -> Path:
     """Run a study and return its page; NAME.json with all numbers and the image are beside it.
 
-    A run that is in the cache is not repeated, whichever study it was made for. What is None is as the study has it by
-    default: seeds, directory of the results (runs/studies/NAME) and of the runs; jobs are one a core.
+    Cached runs are reused, whichever study trained them. None means the default of the study for seeds, the directory
+    of the results (runs/studies/NAME) and of the runs, and one job per core.
 
     Args:
-        name: of the registry.
+        name: name in the registry.
         profile: "full", "quick" or "miniature".
-        options: of the study, as its entry declares them.
+        options: options of the study, as declared in its entry.
         write: directory of pages that the results are copied to, such as lab/docs/studies; None for none.
     """
     study, entry = load_study(name), ENTRIES[name]
@@ -81,7 +81,7 @@ def run_study(
 
 
 def command(name: str, profile: str, seeds: Sequence[int], options: Mapping[str, Any] | None = None) -> str:
-    """Return what to type for the same study."""
+    """Return the command for the same study."""
     parts, flags = ["hetxl study", name], []
     for option in ENTRIES[name].options:
         value = (options or {}).get(option.name, option.default)
@@ -110,7 +110,7 @@ def page(study: Study, summary: Summary) -> str:
 
 
 def how(summary: Summary, split: str = "test") -> str:
-    """Return the command, the seeds and the cost, as far as the summary has them."""
+    """Return the command, the seeds and the cost, if the summary has them."""
     lines = [f"```\n{summary['command']}\n```", ""]
     if summary.get("trainings"):
         cost = minutes_text(summary["training_seconds"] / 60)
@@ -131,7 +131,7 @@ def write_page(study: Study, summary: Summary, directory: Path) -> dict[str, Pat
     name = study.name
     files = {f"{name}.{ending}": directory / f"{name}.{ending}" for ending in ("json", "svg", "md")}
     write_json(files[f"{name}.json"], summary)
-    stored = read_json(files[f"{name}.json"])  # as anyone who reads it later will find it
+    stored = read_json(files[f"{name}.json"])  # the page uses the values as stored
     study.plot(stored, files[f"{name}.svg"])
     write_bytes(files[f"{name}.md"], page(study, stored).encode())
     return files

@@ -1,4 +1,4 @@
-"""Runs of the studies: each is in a directory named by its options, so that studies that need the same run share it.
+"""Runs of the studies. The directory of a run is named by its options, so that studies share common runs.
 
 `run_missing` trains several at a time.
 """
@@ -32,11 +32,11 @@ from hetxl_train.runs import NOT_PART_OF_THE_RUN, check_same
 from hetxl_train.tasks.contrastive import ContrastiveTask
 from hetxl_train.training import train
 
-DIVERGED = "diverged.json"  # what a run leaves whose loss did not stay finite: that is a result, too
-CACHE = Path("runs") / "studies" / "cache"  # of the runs of all studies but those on pairs
+DIVERGED = "diverged.json"  # written by a run whose loss did not stay finite, which is also a result
+CACHE = Path("runs") / "studies" / "cache"  # runs of all studies except those on pairs
 FORMER = {"noise_scale": 1.0, "flip_rate": 0.0}
 """Defaults that options had before they could be left open, which published runs have: their names stay."""
-RESCALED = "rescaled"  # directory below that of a run, of the same head rescaled to the validation split
+RESCALED = "rescaled"  # subdirectory of a run, for the same head rescaled to the validation split
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class StudyRun:
     """One run of a study; the directory among its options is ignored."""
 
     config: TrainConfig
-    view: str = ""  # which part of the data it sees, see `hetxl_lab.studies.class_subsets`; empty for all
-    blind: bool = False  # the test split is taken away before it starts
-    rescaled: bool = False  # the head is also rescaled to the validation split afterwards
+    view: str = ""  # the part of the data to use, see `hetxl_lab.studies.class_subsets`; empty for all
+    blind: bool = False  # whether to remove the test split before the run starts
+    rescaled: bool = False  # whether to rescale the head to the validation split afterwards
 
     def __post_init__(self):
         check_view(self.view)
 
     @property
     def key(self) -> str:
-        """A name made of the options that differ from their defaults, so that a new option changes no name."""
+        """Return a name from the options that differ from their defaults, so that a new option changes no name."""
         published = all(getattr(self.config, name) == value for name, value in FORMER.items())
         left_out = {*NOT_PART_OF_THE_RUN, *(FORMER if published else ())}
         options = {
@@ -68,21 +68,21 @@ class StudyRun:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """Return a description in one line."""
         return f"{self.config.data} {HEAD_LABELS[self.config.head]} seed {self.config.seed}"
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """The options that its data depends on: runs of the same source can share it."""
+        """Return the options that determine the data; runs with the same source can share it."""
         return (*data_source(self.config), self.view)
 
     def open(self) -> Dataset:
-        """Open its data, the test split included."""
+        """Open the data, including the test split."""
         return apply_view(open_data(self.config), self.view)
 
 
 SWAPS = (0.0, 0.2, 0.4)  # shares of the training pairs whose texts are swapped
-PLACEMENTS = ("before", "after", "both", "none")  # when embeddings are normalised; the first is the default
+PLACEMENTS = ("before", "after", "both", "none")  # when to normalise embeddings; the first is the default
 PAIR_SAMPLES = 22  # draws of the sampled zero-shot evaluation, as in the paper
 
 
@@ -123,30 +123,30 @@ PAIR_METRICS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PairRun:
-    """One run on pairs that a study needs. With one seed, towers, order and swaps are the same in all settings."""
+    """One run of a study on pairs. With the same seed, towers, order and swaps are the same in all settings."""
 
-    setting: str  # what tells it from others of its seed: a name of `PAIR_SETTINGS`, or of the study's own
+    setting: str  # identifies the run within its seed: a name of `PAIR_SETTINGS`, or of the study
     config: ContrastiveConfig
-    blind: bool = False  # the test split is taken away before it starts
+    blind: bool = False  # whether to remove the test split before the run starts
 
     @property
     def key(self) -> str:
-        """The name of its directory."""
+        """Return the name of the run's directory."""
         return f"{self.setting}-seed{self.config.seed}"
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """Return a description in one line."""
         return f"{self.config.data} {HEAD_LABELS[self.config.head]} ({self.setting}) seed {self.config.seed}"
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """The options that its data depends on: runs of the same source can share it."""
+        """Return the options that determine the data; runs with the same source can share it."""
         names = ("data", "data_seed", "swap", "swap_within", "image", "image_size")
         return tuple(getattr(self.config, name) for name in names)
 
     def open(self) -> Pairs:
-        """Open its data, the test split included."""
+        """Open the data, including the test split."""
         return ContrastiveTask.open(self.config)
 
 
@@ -180,9 +180,9 @@ class RunCache:
         return self.root / run.key
 
     def done(self, run: AnyRun) -> bool:
-        """Return whether it has ended, well or not; a run of other options in its directory is an error."""
+        """Return whether a run has ended or diverged; raise if its directory has a run with other options."""
         directory = self.directory(run)
-        # The name has only options that differ from their defaults, which may have been others then.
+        # The name has only options that differ from their defaults, and the defaults may have changed.
         if (directory / "config.json").exists():
             config: Any = run.config
             check_same(config, directory)
@@ -192,7 +192,7 @@ class RunCache:
         return all((directory / name).exists() for name in names) or (directory / DIVERGED).exists()
 
     def result(self, run: AnyRun) -> dict[str, Any] | None:
-        """Return its result; None where its loss did not stay finite."""
+        """Return the result of a run; None if its loss did not stay finite."""
         directory = self.directory(run)
         if (directory / "result.json").exists():
             return read_json(directory / "result.json")
@@ -201,7 +201,7 @@ class RunCache:
         raise FileNotFoundError(f"{directory} has no result.json: the run has not ended; run the study again")
 
     def finite_result(self, run: AnyRun, part: str = "") -> dict[str, Any]:
-        """Return the result of a run that a study cannot do without, or of a directory below it such as `RESCALED`."""
+        """Return the result of a required run, or of a directory below it such as `RESCALED`; raise if it diverged."""
         result = self.result(run)
         if result is None:
             raise FloatingPointError(f"{run.title}: {read_json(self.directory(run) / DIVERGED)['message']}")
@@ -209,12 +209,12 @@ class RunCache:
 
     @contextmanager
     def turn(self, run: AnyRun) -> Iterator[None]:
-        """Keep other processes from working on a run; wait for one that does."""
+        """Lock a run against other processes; wait for one that holds the lock."""
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / f"{run.key}.lock", "w") as file:
             try:
                 import fcntl
-            except ImportError:  # Windows: two studies at a time are the user's to avoid
+            except ImportError:  # Windows has no lock: users must not run two studies at once
                 yield
                 return
             fcntl.flock(file, fcntl.LOCK_EX)  # the system releases it if this process is killed
@@ -243,7 +243,7 @@ def run_missing(
 
 
 def _with_room(runs: Sequence[AnyRun], jobs: int, console: Console) -> int:
-    """Return how many runs memory has room for at a time; it is asked where all are on the same data."""
+    """Return how many runs fit in memory at a time, estimated if all of them are on the same data."""
     own = [run for run in runs if isinstance(run, StudyRun)]
     if min(jobs, len(runs)) <= 1 or len(own) < len(runs) or len({run.source for run in own}) > 1:
         return jobs
@@ -252,7 +252,7 @@ def _with_room(runs: Sequence[AnyRun], jobs: int, console: Console) -> int:
 
 
 def run_single(run: AnyRun, cache: RunCache) -> str:
-    """Train one run, unless another process has done so meanwhile; return its result in a line."""
+    """Train one run, unless another process has trained it meanwhile; describe its result in one line."""
     directory = cache.directory(run)
     with cache.turn(run):
         if not cache.done(run):
@@ -260,7 +260,7 @@ def run_single(run: AnyRun, cache: RunCache) -> str:
                 _train(run, directory)
             except FloatingPointError as error:
                 write_json(directory / DIVERGED, {"message": str(error)})
-        # The weights are in model.safetensors; hundreds of optimisers' states would fill a disk.
+        # The weights are in model.safetensors; the optimiser states of hundreds of runs would fill a disk.
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     result = cache.result(run)
     if result is None:

@@ -109,7 +109,7 @@ def small_data(name: str, limit: int) -> Arrays:
 
 
 def stored(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a file holds, or compute and write it: a stopped study resumes from there."""
+    """Return the stored value of a file, or compute and store it, so that a stopped study resumes."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, compute())

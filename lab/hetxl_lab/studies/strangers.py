@@ -1,7 +1,7 @@
 """`hetxl study strangers`: do the defaults win on data that nothing was tuned on?
 
-Every setting is data as a user would bring it, trained with the defaults and no other option; benchmarks have in
-addition what makes them fast. DET and HET-XL are compared over the seeds, on test labels that are right;
+Every setting is data as a user would bring it, trained with the defaults and no other option; benchmarks also have
+options for speed. DET and HET-XL are compared over the seeds, on test labels that are right;
 `HetXLClassifier()` with scikit-learn's `LogisticRegression()`; the defaults with a grid of learning rates and numbers
 of steps; and, where rows have several labels, the start of the bias with fixed ones.
 """
@@ -67,7 +67,7 @@ class Setting:
     rate: float = RATE
     options: Mapping[str, Any] = field(default_factory=dict)
     vectors: bool = True  # whether it is of `SETS`
-    fast: bool = False  # whether it takes the options of its preset that make it fast, and its data is always the same
+    fast: bool = False  # whether to use the preset's options for speed; the data is the same for every seed
 
     def arrays(self, seed: int) -> Vectors:
         """Return the rows of a seed."""
@@ -205,7 +205,7 @@ class Strangers(Study):
         parts += [_twins_text(summary["settings"]), self.image_link]
         if summary["missing"]:
             parts.append(f"Not run yet: {', '.join(summary['missing'])}. Rerun the same command to run them.")
-        if "note" in summary:  # what a reader should know of runs of an older version
+        if "note" in summary:  # a remark on runs of an older version
             parts.append(summary["note"])
         for title, table in (("Right labels", clean_table), ("scikit-learn", sklearn_table)):
             rows = table(summary["settings"])
@@ -225,7 +225,7 @@ def _stored(lab: Lab, part: str) -> list[Any]:
 
 
 def _runs(lab: Lab, setting: Setting, head: str, seeds: Sequence[int], directory: Path, **more: Any) -> list[StudyRun]:
-    """Return the runs of a head, with the defaults but for `more`."""
+    """Return the runs of a head with the defaults, except for `more`."""
     return [StudyRun(setting.config(directory / "data", seed, head=head, **more)) for seed in seeds]
 
 
@@ -277,7 +277,7 @@ def _with_sklearn(setting: Setting, seed: int, path: Path) -> dict[str, Any]:
     from hetxl.integrations.sklearn import HetXLClassifier
 
     rows = setting.arrays(seed)
-    # Only its limit of iterations is raised: with 100 it warns, and is worse.
+    # Only the limit of iterations is raised, since with 100 it warns and is worse.
     regression = LogisticRegression(max_iter=2_000).fit(rows.features, rows.labels)
     small = {
         name: setting.options[name] for name in ("rank", "train_samples", "eval_samples") if name in setting.options
@@ -308,7 +308,7 @@ def _search(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
         runs = {}
         for rate, length in itertools.product(RATES, LENGTHS):
             more = {"learning_rate": rate * DEFAULTS["head"].learning_rate, "steps": round(length * steps)}
-            # In the middle are the defaults themselves.
+            # The defaults are in the middle of the grid.
             runs[rate, length] = _runs(lab, setting, head, seeds, directory, **({} if rate == length == 1 else more))[0]
         lab.run(list(runs.values()))
         losses = {key: lab.cache.finite_result(run)["metrics"]["test"]["nll"] for key, run in runs.items()}
@@ -332,7 +332,7 @@ def _start(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
 
 
 def _ablate(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
-    """Return the results of HET-XL without one part of the defaults after the other, over the seeds."""
+    """Return the results of HET-XL with one part of the defaults disabled at a time, over the seeds."""
     variants: dict[str, dict[str, Any]] = {"defaults": {}, **PARTS}
     runs = {name: _runs(lab, setting, "het-xl", lab.seeds, directory, **more) for name, more in variants.items()}
     lab.run([run for own in runs.values() for run in own])
@@ -430,7 +430,7 @@ def sklearn_table(settings: Sequence[Summary]) -> str:
 
 
 def grid_table(grids: Sequence[Summary]) -> str:
-    """Return how far the defaults are behind the best of the grid, in markdown."""
+    """Return the gap between the defaults and the best of the grid, in markdown."""
     rows = []
     for grid in grids:
         for label, losses in grid["losses"].items():
@@ -442,7 +442,7 @@ def grid_table(grids: Sequence[Summary]) -> str:
 
 
 def starts_table(starts: Sequence[Summary]) -> str:
-    """Return how far the default start of the bias is behind the best fixed one, in markdown."""
+    """Return the gap between the default initial bias and the best fixed one, in markdown."""
     rows = []
     for summary in starts:
         for label, losses in summary["losses"].items():
@@ -455,7 +455,7 @@ def starts_table(starts: Sequence[Summary]) -> str:
 
 
 def ablation_table(ablations: Sequence[Summary]) -> str:
-    """Return the defaults without one part at a time, in markdown."""
+    """Return the results with one part of the defaults disabled at a time, in markdown."""
     rows = []
     for ablation in ablations:
         values = ablation["values"]

@@ -1,7 +1,7 @@
-"""`hetxl study tau`: every way to choose τ that the paper compares, on much data and on little.
+"""`hetxl study tau`: every way to choose τ that the paper compares, on large data and on small data.
 
-The two tables of the paper (Table "tuning_tau", Appendix "Tuning of τ"), our numbers beside its own. All methods of a
-seed share what they can: "2 folds" chooses among the runs of the same search, by the test split.
+The two tables of the paper (Table "tuning_tau", Appendix "Tuning of τ"), with our numbers beside the paper's. The
+methods of a seed share runs where possible: "2 folds" chooses among the runs of the same search, by the test split.
 """
 
 import dataclasses
@@ -63,12 +63,12 @@ class Setting:
     about: str  # one sentence for readers
     data: Callable[[Path], str]  # as for `hetxl train`; called with the directory that it may write a file into
     options: dict[str, Any] = field(default_factory=dict)
-    searches: bool = True  # methods with many runs take part; otherwise only those that learn τ, or leave it
+    searches: bool = True  # whether to include methods with many runs; otherwise only those that learn or fix τ
 
     def config(self, folder: Path, **more: Any) -> TrainConfig:
         """Return the options of its runs; data made for the study is written into the folder."""
         options = {**COMMON, **self.options, **more}
-        options.setdefault("evaluate_every", options["steps"] * 2)  # at the end alone
+        options.setdefault("evaluate_every", options["steps"] * 2)  # only at the end
         return TrainConfig(**{**options, "data": self.data(folder)})
 
 
@@ -146,14 +146,14 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
 }
 """By profile, in the order of the page. Those but the full ones need nothing built."""
 
-SHARES = (0.125, 0.25)  # of each batch, held out
+SHARES = (0.125, 0.25)  # held-out shares of each batch
 SLOW = 0.1  # the multiple of the learning rate that `hetxl train` gives a learned τ
 SLOW_LABEL = "Simple training, τ ten times slower"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many values and trials the methods use."""
+    """The number of values and trials of the methods."""
 
     grid: Sequence[float] = search_methods.GRID  # values of τ
     trials: int = 30  # of Bayesian optimisation
@@ -164,7 +164,7 @@ SIZES = {"full": Size(), "quick": Size((0.2, 0.8, 3.0), 6, 3), "miniature": Size
 
 
 class Tau(Study):
-    """All methods in every setting. Only this study's runs are trials of a search, so they are stored with it."""
+    """All methods in every setting. The runs are trials that no other study shares, so they are stored with it."""
 
     name = "tau"
     question = "Which way to choose the temperature is right, on much data and on little?"
@@ -183,7 +183,7 @@ class Tau(Study):
     def measure(self, lab: Lab) -> dict[str, Any]:
         """Run all methods; keep what is finished, and draw τ over training beside the results."""
         settings = [*SETTINGS[lab.profile.name], *([LONGER] if lab.options["longer"] else [])]
-        # Before anything is trained: data that is not built raises.
+        # Open the data first, so that missing data raises before anything is trained.
         configs = [setting.config(lab.directory / "data", head=lab.options["head"]) for setting in settings]
         summaries = []
         for number, (setting, config) in enumerate(zip(settings, configs, strict=True), 1):
@@ -194,7 +194,7 @@ class Tau(Study):
         write_paths(summaries, lab.directory / "tau.html")
         for methods in (summary["methods"] for summary in summaries):
             for values in methods.values():
-                del values["path"]  # τ over training is for the image, and ten times as much as the tables need
+                del values["path"]  # only the image needs τ over training, ten times as many values as the tables
         return {"head": lab.options["head"], "settings": summaries}
 
     def plot(self, summary: Summary, path: Path) -> Path:
@@ -322,7 +322,7 @@ class _OneSetting:
             outcomes_of[outcome.trial.config.seed].append(outcome)
 
     def _searches(self, searched: Mapping[str, dict[int, list[Outcome]]], workers: TrialPool) -> None:
-        """The rows of the searches: chosen by validation, by test, and trained once more."""
+        """Add the rows of the searches: chosen by validation, chosen by test, and trained again."""
         again: dict[tuple[str, int], PlannedRun] = {}
         for label, by_seed in searched.items():
             for seed, outcomes in by_seed.items():
@@ -344,7 +344,7 @@ class _OneSetting:
     def _add(
         self, label: str, seed: int, outcome: Outcome, trainings: int, everything: Sequence[Outcome] | None = None
     ) -> None:
-        """One replication of a row; another one that failed is reported and left out."""
+        """Add one replication to a row; report and omit a failed one."""
         if outcome.result is None:
             self.console.say(f"{self.setting.name}, {label}, seed {seed} is left out: {outcome.error}")
             return
@@ -357,7 +357,7 @@ class _OneSetting:
             "seconds": sum(other.seconds for other in everything or [outcome]),
             "path": outcome.path(),
         }
-        if outcome.trial.scaled:  # the same training without the fit is τ = 1
+        if outcome.trial.scaled:  # the same run without the fit is τ = 1
             before = outcome_of(dataclasses.replace(outcome.trial, scaled=None))
             self._add(Search("fixed").label, seed, before, 1)
 
@@ -372,7 +372,7 @@ def _key(trial: PlannedRun) -> str:
 
 
 def _named(trial: PlannedRun, seed: int) -> PlannedRun:
-    """Return the run under a name that is unique to its seed."""
+    """Return the run with a name that includes its seed."""
     return dataclasses.replace(trial, name=f"seed{seed}-{trial.name}")
 
 
@@ -386,7 +386,7 @@ class Paper(NamedTuple):
 
 
 def _paper() -> dict[str, Paper]:
-    """The rows of Table "app_tuning_tau" by our labels: ResNet50x2 on ImageNet-21k, 7 passes."""
+    """Return the rows of Table "app_tuning_tau" by our labels: ResNet50x2 on ImageNet-21k, 7 epochs."""
     rows = {}
     for row in paper_table("tab:app_tuning_tau").rows:
         label = row.label.replace("%)", " %)").replace(" (as in HET-XL)", "")
@@ -394,7 +394,7 @@ def _paper() -> dict[str, Paper]:
     return rows
 
 
-PAPER = _paper()  # in its order
+PAPER = _paper()  # in the paper's order
 OURS = (f"{SIMPLE}, τ ten times slower", FITTED, ONE)  # rows that the paper does not have
 MAIN = (GRID, BAYES, LUKETINA, SIMPLE)
 """Those of its first table (Table "tuning_tau")."""
@@ -403,7 +403,7 @@ SIGNIFICANT = 0.05
 
 
 def table(methods: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> str:
-    """Return our numbers and the paper's in markdown; methods that were not run are left out."""
+    """Return our numbers and the paper's in markdown, without methods that were not run."""
     rows = []
     for label in labels:
         if label in methods:
@@ -423,12 +423,12 @@ def table(methods: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> st
 
 
 class Claim(NamedTuple):
-    """A conclusion of the paper about two methods: the first has a higher NLL, or it has not."""
+    """A conclusion of the paper about two methods: whether the first has a higher NLL."""
 
-    text: str  # in its words, shortened
+    text: str  # in the paper's words, shortened
     first: str
     second: str
-    worse: bool = False  # the paper finds the first worse; otherwise that it is no worse
+    worse: bool = False  # whether the paper finds the first worse, or no worse
 
 
 CLAIMS = (
