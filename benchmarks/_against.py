@@ -1,8 +1,8 @@
 """Compare the speed of the engine in this checkout with that in another one, step by step.
 
-Each checkout has a worker process with its own package and the steps of this folder, which use public calls alone. The
-two take turns, one thread each, and time is processor time: whatever else the machine does falls on both alike. What is
-compared is the median of the ratios of single rounds.
+Each checkout has a worker process with its own package and the steps of this directory, which use only public calls.
+The two take turns with one thread each, and time is processor time, so other load affects both alike. The result is
+the median of the ratios of single rounds.
 """
 
 import json
@@ -43,7 +43,7 @@ def timed_steps(sizes: Sizes) -> dict[str, dict[str, Case | None]]:
 
 
 class Worker:
-    """A process that takes steps with the package of a checkout; use it as a context."""
+    """A process that runs steps with the package of a checkout; use it as a context."""
 
     def __init__(self, checkout: Path):
         package = checkout.resolve() / "src"
@@ -58,11 +58,11 @@ class Worker:
             raise RuntimeError(f"the package of {checkout} was not imported: another one comes first")
 
     def prepare(self, case: Case | None, sizes: Sizes) -> None:
-        """Build what a step needs, and free what the last one needed."""
+        """Build the tensors of a step, and free those of the last one."""
         self._ask({"quick": sizes is QUICK, "case": None if case is None else asdict(case)})
 
     def seconds(self) -> float:
-        """Take the step; return its processor time."""
+        """Run the step; return its processor time."""
         return self._ask({"step": True})
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
@@ -85,7 +85,8 @@ class Worker:
 def compare(checkout: Path, sizes: Sizes, chosen: Sequence[str], rounds: int) -> Iterator[tuple[str, float, int]]:
     """Yield for each timed step its name, the ratio of its time here to that in the checkout, and the rounds counted.
 
-    A round warms up and does not count. None starts that would not end within `sizes.limit` seconds, but three do.
+    The first round is a warm-up and does not count. At least three rounds run; no other starts that would end after
+    `sizes.limit` seconds.
     """
     with Worker(HERE.parent) as new, Worker(checkout) as old:
         for name, case in (
@@ -100,7 +101,7 @@ def compare(checkout: Path, sizes: Sizes, chosen: Sequence[str], rounds: int) ->
 def _ratios(
     new: Callable[[], float], old: Callable[[], float], rounds: int, limit: float, least: int = 3
 ) -> Iterator[float]:
-    """Yield the ratio of each round; who goes first changes from round to round."""
+    """Yield the ratio of each round; the order of the two alternates."""
     new()
     old()
     begin = time.perf_counter()
@@ -116,7 +117,7 @@ def _ratios(
 
 
 def serve() -> None:
-    """Answer the requests of a `Worker`, a line of JSON each: prepare a step, take it, or say which package this is."""
+    """Answer the requests of a `Worker`, one line of JSON each: prepare a step, run it, or name the package."""
     torch.set_num_threads(1)
     step: Callable[[], object] = lambda: None  # noqa: E731
     for line in sys.stdin:
@@ -126,7 +127,7 @@ def serve() -> None:
             step()
             answer = time.process_time() - start
         elif "case" in request:
-            step = lambda: None  # noqa: E731, frees what the last step held before the next is built
+            step = lambda: None  # noqa: E731, frees the memory of the last step before building the next
             step = _build(request["case"], QUICK if request["quick"] else FULL)
         else:
             import hetxl

@@ -1,4 +1,4 @@
-"""The three methods that are compared, DET, samples first and hetxl, as steps to time or to measure memory of."""
+"""The three compared methods, DET, samples first and hetxl, as steps for measurements of time and memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class Case:
     pixels: int = 224
 
     def by(self, method: Method) -> "Case":
-        """Return the same step by another method."""
+        """Return the same step with another method."""
         return replace(self, method=method)
 
     def tiny(self) -> "Case":
@@ -59,7 +59,7 @@ class Case:
 
 
 def prepare(case: Case) -> Callable[[], object]:
-    """Build what a case needs and return its step."""
+    """Build the tensors of a case and return its step."""
     torch.manual_seed(0)
     head = _head(case)
     if case.task == "train":
@@ -67,7 +67,7 @@ def prepare(case: Case) -> Callable[[], object]:
     features, labels = torch.randn(case.batch, case.features), torch.randint(case.classes, (case.batch,))
     if case.task == "predict":
         return lambda: _predict(case, head, features)
-    features.requires_grad_()  # the backbone's gradients go through it
+    features.requires_grad_()  # as the backbone's gradients require
 
     def run() -> None:
         head.zero_grad(set_to_none=True)

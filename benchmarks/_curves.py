@@ -16,10 +16,10 @@ OUT_OF_BUDGET = "out of memory budget"
 
 @dataclass(frozen=True)
 class Cell:
-    """One step of one way.
+    """One step of one method.
 
     Attributes:
-        seconds: median, or None where it was left out.
+        seconds: median, or None if the cell was left out.
         peak: bytes, likewise.
     """
 
@@ -32,17 +32,17 @@ Curve = dict[Method, list[Cell]]
 
 
 def logits_bytes(case: Case) -> int:
-    """The bytes of all sampled logits, [B, S, K]."""
+    """Return the bytes of all sampled logits, [B, S, K]."""
     return FLOAT * case.batch * case.samples * case.classes
 
 
 def copies(cases: Sequence[Case], peaks: Sequence[float]) -> float:
-    """How many times over a step holds its sampled logits, from the peaks of two numbers of samples."""
+    """Return how many copies of the sampled logits a step holds, from the peaks of two numbers of samples."""
     return (peaks[1] - peaks[0]) / (logits_bytes(cases[1]) - logits_bytes(cases[0]))
 
 
 def fits(case: Case, measured: Sequence[tuple[Case, float]], budget: float = BUDGET) -> bool:
-    """Whether a step will stay in the budget, going by the two largest measured so far."""
+    """Predict whether a step stays in the budget, from the two largest measured so far."""
     if len(measured) < 2:
         return True
     (first, low), (last, high) = measured[-2:]
@@ -51,7 +51,7 @@ def fits(case: Case, measured: Sequence[tuple[Case, float]], budget: float = BUD
 
 
 def measure_curve(meter: Meter, batch: int) -> Curve:
-    """All ways at one batch size, over the numbers of samples."""
+    """Measure all methods at one batch size, over the numbers of samples."""
     curve: Curve = {method: [] for method in METHODS}
     measured: list[tuple[Case, float]] = []
     for samples in meter.sizes.curve_samples:
@@ -60,7 +60,7 @@ def measure_curve(meter: Meter, batch: int) -> Curve:
         left_out = not fits(plain, measured)
         methods: list[Method] = [method for method in METHODS if not (left_out and method == "samples")]
         meter.say(f"figures: memory at B = {batch}, S = {samples}")
-        # Neither time nor memory of DET depends on S; its time is taken each time, beside the others.
+        # DET does not depend on S, but its time is measured again each time, interleaved with the others.
         peaks = {
             method: meter.peak(case.by(method) if method != "det" else step_case(meter, batch).by("det"))
             for method in methods
@@ -75,7 +75,7 @@ def measure_curve(meter: Meter, batch: int) -> Curve:
 
 
 def curves_table(curves: dict[int, Curve], samples: Sequence[int]) -> str:
-    """Times and peaks of all ways, as markdown."""
+    """Return times and peaks of all methods, as markdown."""
     names = list(METHODS.values())
     header = ["B", "S", *(f"{name}, ms" for name in names), *(f"{name}, MB" for name in names)]
     rows = []
@@ -99,5 +99,5 @@ def plot_curves(curves: dict[int, Curve], samples: Sequence[int], folder: Path) 
 
 
 def _value(cell: Cell, kind: str) -> float | None:
-    """Return what is drawn for a cell; None where it was left out."""
+    """Return the value to draw for a cell; None if it was left out."""
     return cell.seconds if kind == "time" else None if cell.peak is None else cell.peak / MEGABYTE

@@ -29,7 +29,7 @@ class TopK(NamedTuple):
         full: seconds of the prediction of all classes.
         det: seconds of DET's prediction of the top classes, with the same classifier.
         total_variation: largest over the examples, see `total_variation`.
-        accuracy: of the full prediction; how well the head was trained.
+        accuracy: accuracy of the full prediction, which shows how well the head is trained.
     """
 
     pruned: float
@@ -55,8 +55,8 @@ class Problem:
 
 
 def train_head(problem: Problem, sizes: Sizes) -> hetxl.HetXLHead:
-    """Train a head for a few hundred steps from a classifier at the centres, as a converted one would have."""
-    # Noise as large as the authors start it: a small one would leave nothing to prune around.
+    """Train a head for a few hundred steps from a classifier at the centres, like a converted head."""
+    # Start with noise as large as the authors': with small noise, pruning would be trivial.
     head = hetxl.HetXLHead(sizes.top_k_features, sizes.top_k_classes, noise_init=1.0, temperature=1.0)
     with torch.no_grad():
         head.get_parameter("classifier.weight").copy_(problem.centres * (FIRST_LOGIT / sizes.top_k_features))
@@ -136,7 +136,7 @@ def size(peak: float) -> str:
 
 
 def step_case(meter: Meter, batch: int | None = None, samples: int | None = None) -> Case:
-    """Return the step that most measures are about."""
+    """Return the step of most measures."""
     sizes = meter.sizes
     return Case("hetxl", batch or sizes.small_batch, sizes.D, sizes.K, samples or sizes.S)
 
@@ -212,7 +212,7 @@ def het(meter: Meter) -> list[Row]:
     """Measure time and memory of HET, whose noise is in the space of the classes."""
     case = replace(step_case(meter), head="het")
     name = "HET softmax, loss + backward"
-    # Beside DET's parameters HET has two layers D → K and the factors [R, K]; each has a gradient.
+    # In addition to DET's parameters, HET has two layers D → K and the factors [R, K], each with a gradient.
     own = FLOAT * case.classes * (2 * (case.features + 1) + case.rank)
     return [
         _speed_up(meter, case, name, Bar(1, 2, at_least=True)),
@@ -255,7 +255,7 @@ def growth(meter: Meter) -> list[Row]:
     each = [1e6 * second / case.classes for second, case in zip(seconds, cases, strict=True)]
     detail = ", ".join(f"{value:.3g} µs at K = {case.classes:,}" for value, case in zip(each, cases, strict=True))
     last = cases[-1]
-    # The classifier is there before the step; its gradient is not.
+    # The classifier exists before the step, but its gradient does not.
     gradient = FLOAT * last.classes * (last.features + 1)
     peak = meter.peak(last)
     name = f"HET-XL softmax, loss + backward, D = {last.features}, S = {last.samples}, B = {last.batch}"

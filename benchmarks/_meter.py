@@ -1,7 +1,7 @@
 """Measure the time and the peak memory of steps; peaks on Linux only.
 
-A process that has freed memory may keep it and use it again unnoticed, so every peak is measured in a new process. It
-is the kernel's own high-water mark, reset just before the step: nothing is sampled, so nothing is missed.
+A process may reuse freed memory, which hides a later peak, so every peak is measured in a new process. It is the
+kernel's high-water mark, reset just before the step, so no peak between samples is missed.
 """
 
 import ctypes
@@ -25,16 +25,16 @@ def interleaved_medians(
 ) -> dict[str, float]:  # fmt: skip
     """Return the median seconds of each task.
 
-    The tasks take turns, so that whatever else the machine does meanwhile falls on all of them alike; one round before
-    the first counted one warms them up.
+    The tasks take turns, so that other load on the machine affects all of them alike. One round before the first
+    counted round is a warm-up.
 
     Args:
         tasks: to time, by name.
         repeats: number of rounds that count.
         least: number of rounds whatever the limit.
-        limit: seconds for all rounds together: none starts that would not end in time. If that leaves three rounds or
-            fewer they are long ones, beside which warming up is nothing, and the first of them counts as well.
-        clock: of the seconds of a task; None for elapsed time.
+        limit: seconds for all rounds together; no round starts that would end later. If three rounds or fewer fit, the
+            cost of the warm-up is negligible in them, and the first of them counts as well.
+        clock: clock of a task's seconds; None for elapsed time.
     """
     rounds: list[dict[str, float]] = []
     begin = time.perf_counter()
@@ -72,11 +72,11 @@ MEGABYTE = 1e6
 def peak_bytes(case: Case) -> int:
     """Measure the peak resident memory of a case in a new process, beyond that before the step.
 
-    For a loss or a prediction "before" is with all parameters and inputs in place. A training step is measured as a
-    whole: parameters, gradients and the optimiser's state count as well.
+    For a loss or a prediction, parameters and inputs exist before the step. A training step is measured as a whole,
+    with parameters, gradients and the optimiser's state.
     """
-    # The processes come from a server that has imported the package and computed nothing: they start at once, and
-    # start without the allocations of this process.
+    # The processes are forks of a server that has only imported the package, so they start fast and without the
+    # allocations of this process.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetxl.profiling"])
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
@@ -90,7 +90,7 @@ def _measure(case: Case) -> int:
     if whole:
         before = reset_peak()
         step = prepare(case)
-        step()  # the optimiser has its state only after the first step
+        step()  # the first step creates the optimiser's state
     else:
         step = prepare(case)
         before = reset_peak()
@@ -99,7 +99,7 @@ def _measure(case: Case) -> int:
 
 
 def reset_peak() -> int:
-    """Give freed memory back, set the high-water mark to what is left, and return it in bytes."""
+    """Release freed memory, reset the high-water mark to the remaining memory, and return that in bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
@@ -189,8 +189,8 @@ class Meter:
     """Times and peak memory of cases.
 
     Args:
-        sizes: of the run.
-        say: called with the name of what is being measured.
+        sizes: sizes of the run.
+        say: called with the name of each measurement.
     """
 
     def __init__(self, sizes: Sizes, say: Callable[[str], None]):
@@ -212,11 +212,11 @@ class Meter:
         return list(interleaved_medians(tasks, self.sizes.repeats, least=least, limit=limit).values())
 
     def by_methods(self, case: Case, methods: Sequence[Method], with_bar: bool = True) -> list[float]:
-        """Return the median seconds of the same step by several methods."""
+        """Return the median seconds of the same step with several methods."""
         return self.seconds(*(case.by(method) for method in methods), with_bar=with_bar)
 
     def peak(self, case: Case) -> int:
-        """Return the peak bytes of a step, in a process of its own."""
+        """Return the peak bytes of a step, in a separate process."""
         if case not in self._peaks:
             self._peaks[case] = peak_bytes(case)
         return self._peaks[case]

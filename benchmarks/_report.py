@@ -54,9 +54,9 @@ class Row:
     """A measured value beside its bar.
 
     Attributes:
-        name: of the measure.
+        name: name of the measure.
         measured: the value.
-        bar: what it must reach.
+        bar: value to reach.
         detail: the times or sizes behind the value.
     """
 
@@ -116,11 +116,11 @@ def plot_panels(
 
     Args:
         path: of the SVG file.
-        panels: by title, values by label, one for each number of samples, None for one that was left out.
+        panels: by title, values by label, one for each number of samples, None if left out.
         samples: S.
-        axis: what the values are.
+        axis: title of the axis of values.
     """
-    # Here: `_against.py` uses the measures with versions of the library that have none of these.
+    # Imported here, because `_against.py` uses the measures with library versions that do not have these modules.
     from hetxl_lab.studies.drawings import write_svg
     from hetxl_train.report.charts import Axis, Line, Point, line_chart, styles
 

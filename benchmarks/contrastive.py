@@ -99,7 +99,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def peak(batch: Batch) -> float:
     """Return the peak memory of one step in MB, beyond embeddings and parameters."""
-    # Freed blocks go back at once: an allocator that keeps some of them makes one run differ from the next by a third.
+    # Return freed blocks at once: an allocator that keeps some of them makes runs differ by a third.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**18)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetxl.contrastive"])

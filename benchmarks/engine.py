@@ -30,7 +30,7 @@ COLOURS = {"fail": "red", "pass": "green", "stretch": "bold green"}
 
 
 def run(sizes: Sizes, chosen: Sequence[str], console: Console) -> tuple[list[Row], dict[int, Curve]]:
-    """Measure what was chosen and print every row as it is done."""
+    """Run the chosen measures and print each row once finished."""
     rows: list[Row] = []
     curves: dict[int, Curve] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -107,7 +107,7 @@ def main() -> None:
         parser.error("--write needs all measures: leave --only out")
     text = "" if page is None else page.read_text()
     if page is not None:
-        replace_between(text, "", "engine.py")  # fails now rather than after a quarter of an hour
+        replace_between(text, "", "engine.py")  # fail now rather than after a quarter of an hour
     torch.set_num_threads(THREADS)
     rows, curves = run(sizes, arguments.only, console)
     if page is not None:

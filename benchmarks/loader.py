@@ -33,12 +33,12 @@ from hetxl_train.data.dataset import InputSpec, Split
 from hetxl_train.data.transforms import ImageTransform
 from hetxl_train.loaders import Order, Parts, batches
 
-SHARE = 0.9  # of timm's images per second, at least
+SHARE = 0.9  # least share of timm's images per second
 CLASSES = 10
 
 
 def write_images(folder: Path, count: int, side: int) -> dict[str, Path]:
-    """Write the same smooth images as files, in shards and in a table; return where."""
+    """Write the same smooth images as files, in shards and in a table; return their paths."""
     rng, rows = np.random.default_rng(0), []
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
@@ -100,7 +100,7 @@ def measure(folder: Path, count: int, side: int, size: int, batch: int, workers:
     tasks: dict[str, Callable[[], object]] = {"timm": timm_loader(places["image folder"], batch, workers, size)}
     tasks |= {name: our_loader(split, batch, workers) for name, split in splits.items()}
     step, example = model_step(batch, size), torch.zeros(batch, 3, size, size)
-    steps = max(1, count // batch // 4)  # of the model, which takes much longer
+    steps = max(1, count // batch // 4)  # steps of the model, which takes much longer
     tasks["model"] = lambda: [step(example) for _ in range(steps)]
 
     def both(split: Split) -> Callable[[], object]:
@@ -121,7 +121,7 @@ def measure(folder: Path, count: int, side: int, size: int, batch: int, workers:
         for name in splits
     ]
     for name in ("image folder", "tar shard"):
-        # The sum of the times is what a machine without a free core can reach.
+        # A machine without a free core can reach at best the sum of the times.
         alone = 1 / (1 / rate[name] + 1 / rate["model"])
         together = rate[f"{name} and model"]
         detail = f"{together:.0f} images/s together; loader alone {rate[name]:.0f}, model alone {rate['model']:.0f}"

@@ -63,8 +63,8 @@ def ngrams(ids: np.ndarray, length: int, num_classes: int) -> tuple[np.ndarray, 
     """Return contexts and classes: the words before a run of words, and its index among the most frequent runs.
 
     Args:
-        ids: [n] of words.
-        length: of a run.
+        ids: [n], ids of words.
+        length: number of words of a run.
         num_classes: K; the most frequent runs, most frequent first.
 
     Returns:
@@ -73,7 +73,7 @@ def ngrams(ids: np.ndarray, length: int, num_classes: int) -> tuple[np.ndarray, 
     """
     count = len(ids) - length - CONTEXT + 1
     keys = np.zeros(count, dtype=np.uint64)
-    for offset in range(length):  # a run is known by a hash of its words: two of ten million hardly ever share one
+    for offset in range(length):  # identify a run by a hash of its words; collisions are rare among ten million
         part = ids[CONTEXT + offset : CONTEXT + offset + count].astype(np.uint64)
         keys = (keys ^ part) * np.uint64(0x9E3779B97F4A7C15)
         keys ^= keys >> np.uint64(29)
@@ -107,9 +107,9 @@ class Setting:
         K: classes.
         D: feature size.
         B: batch.
-        length: of the runs of words that are the classes.
+        length: number of words of a class.
         libraries: paths of sysconfig whose sources are read.
-        steps: of the training that shows that the loss falls.
+        steps: number of training steps that show that the loss falls.
     """
 
     kind: str
@@ -136,7 +136,7 @@ QUICK = tuple(Setting(kind, 3000, 16, 16, 2, ("stdlib",), 4) for kind in ("linea
 
 
 class Context(nn.Module):
-    """The words before, [B, CONTEXT] hashes, as features [B, D]."""
+    """Map the previous words, [B, CONTEXT] hashes, to features [B, D]."""
 
     def __init__(self, features: int):
         super().__init__()
@@ -176,7 +176,7 @@ class Training:
             self.optimisers = [torch.optim.AdamW(rest, lr=1e-3), sparse]
 
     def step(self, name: str, inputs: Tensor, targets: Tensor) -> None:
-        """Take one step of one head."""
+        """Run one training step of one head."""
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         self.heads[name].loss(self.backbone(inputs), targets).backward()
@@ -206,14 +206,14 @@ def batches(contexts: Tensor, classes: Tensor, size: int) -> Callable[[], tuple[
 
 
 def peak_of(setting: Setting, name: str, file: str) -> int:
-    """Measure the bytes of two steps of one head, with W, in a process of its own."""
+    """Measure the bytes of two steps of one head, with W, in a separate process."""
     data = np.load(file)
     following = batches(torch.from_numpy(data["contexts"]), torch.from_numpy(data["classes"]), setting.B)
     tiny = replace(setting, K=500, D=8)
-    Training(tiny, (name,)).step(name, following()[0], torch.arange(setting.B))  # libraries are loaded on first use
+    Training(tiny, (name,)).step(name, following()[0], torch.arange(setting.B))  # load libraries
     before = reset_peak()
     training = Training(setting, (name,))
-    for _ in range(2):  # the optimiser has its state only after the first
+    for _ in range(2):  # the first step creates the optimiser's state
         training.step(name, *following())
     return status("VmHWM") - before
 
@@ -239,7 +239,7 @@ def predicted(setting: Setting, name: str) -> int:
 def measure(setting: Setting, ids: np.ndarray, folder: Path, rounds: int) -> list[Row]:
     """Measure the rows of the table."""
     contexts, classes = ngrams(ids, setting.length, setting.K)
-    # Rows stand in the order of the files: without this, those held out would come from one of them.
+    # Shuffle, because rows are in the order of the files and those held out would come from a single file.
     shuffled = np.random.default_rng(0).permutation(len(classes))
     contexts, classes = contexts[shuffled], classes[shuffled]
     file = folder / "rows.npz"

@@ -40,8 +40,8 @@ class Heads(NamedTuple):
     """Two heads with the same parameters, features to predict, and their right answers.
 
     Attributes:
-        retrieved: through the index.
-        whole: over all classes.
+        retrieved: head with the index.
+        whole: head over all classes.
         features: [n, D]
         labels: [n]
     """
@@ -102,7 +102,7 @@ def timed(heads: Heads, options: argparse.Namespace) -> Row:
 
 
 def compared(heads: Heads, options: argparse.Namespace) -> tuple[Row, str]:
-    """Count the examples that the two agree on, and describe the rest in a line."""
+    """Count the examples on which the two agree, and describe the rest in one line."""
     same, right, off, left_out = 0, 0, 0.0, 0.0
     for features, labels in zip(heads.features.split(options.batch), heads.labels.split(options.batch), strict=True):
         first, second = (predict(head, features, options.samples) for head in (heads.retrieved, heads.whole))

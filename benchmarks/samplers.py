@@ -36,7 +36,7 @@ Errors = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Problem:
-    """Logits at one noise scale, and what many samples say about them.
+    """Logits at one noise scale, with reference values from many samples.
 
     Attributes:
         logits: the Gaussian over the logits, [B, K].
@@ -61,16 +61,16 @@ def make_logits(noise_scale: float) -> LogitDistribution:
     assert noise is not None
     assert noise.factors is not None
     assert noise.residual is not None
-    # One factor for all of the noise sets its root-mean-square size over examples and classes.
+    # One factor for all noise sets its root mean square over examples and classes.
     factor = noise_scale / logits.variance.mean().sqrt()
     scaled = replace(noise, factors=noise.factors * factor, residual=noise.residual * factor)
     return LogitDistribution(logits.features, logits.classifier, scaled, logits.lift)
 
 
 def make_problem(noise_scale: float, generator: torch.Generator) -> Problem:
-    """Return the logits at one noise scale with labels, and log p[y] as two independent halves agree on it."""
+    """Return the logits at one noise scale with labels, and log p[y] as the mean of two independent halves."""
     logits = make_logits(noise_scale)
-    generator.manual_seed(0)  # the labels do not depend on what was measured before
+    generator.manual_seed(0)  # so that the labels do not depend on earlier measurements
     z = orthogonal(B, CHUNK, logits.size, generator=generator)
     probs = mc_log_probs(logits, z, temperature=1.0, link="softmax", order="factors").exp()
     labels = Targets(ids=torch.multinomial(probs, 1, generator=generator).squeeze(-1))

@@ -32,12 +32,12 @@ from hetxl_train.prediction import Predictor
 from hetxl_train.serve import Answers
 from hetxl_train.training import train
 
-MOST = 3.0  # times the prediction without a server that 19 of 20 requests take, at most
+MOST = 3.0  # largest time of 19 of 20 requests, in predictions without a server
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the server; the defaults are those of the page."""
+    """The requests to the server; the defaults are those of the page."""
 
     classes: int = 20_000
     features: int = 256

@@ -60,7 +60,7 @@ def det_over(head: Head) -> DetHead:
 
 
 def trained(data: str, large_noise: bool, sizes: Sizes, runs: Path) -> tuple[Head, Tensor, Tensor]:
-    """Train a head, or take the run that is there; return it with features [n, D] and labels [n] of test examples."""
+    """Train a head, or load an existing run; return it with features [n, D] and labels [n] of test examples."""
     run_dir = runs / (data + ("-large" if large_noise else ""))
     if not (run_dir / "result.json").exists():
         options = (*OPTIONS, *(LARGE_NOISE if large_noise else ()), "--steps", str(sizes.steps), "--out", str(run_dir))
@@ -78,7 +78,7 @@ def trained(data: str, large_noise: bool, sizes: Sizes, runs: Path) -> tuple[Hea
 def over_det(name: str, bar: Bar, head: Head, step: Callable[[Head], object], sizes: Sizes) -> Row:
     """Compare the time of a step by a head with that by DET."""
     det, clock = det_over(head), processor_seconds if torch.get_num_threads() == 1 else time.perf_counter
-    step(head)  # what is kept of W is made once
+    step(head)  # computes the cached values of W, which are reused
     seconds = interleaved_medians({"det": lambda: step(det), "head": lambda: step(head)}, sizes.rounds, clock=clock)
     detail = f"{1e3 * seconds['head']:.3g} ms against {1e3 * seconds['det']:.3g} ms"
     return Row(name, seconds["head"] / seconds["det"], bar, detail)
@@ -112,7 +112,7 @@ def trained_rows(data: str, sizes: Sizes, runs: Path) -> Iterator[Row]:
             yield top_k_row(name, Bar(5, 2.5), head, features[: sizes.batch], sizes)
         if data == "pycode" and not large_noise:
             yield labels_row(name, head, features, labels, sizes)
-        if torch.get_num_threads() == 1:  # does not depend on the threads
+        if torch.get_num_threads() == 1:  # it does not depend on the number of threads
             yield distance_row(name, head, features)
 
 
@@ -132,7 +132,7 @@ def distance_row(name: str, head: Head, features: Tensor) -> Row:
 
 
 def made_up_row(name: str, bar: Bar, shape: tuple[int, int, int], sizes: Sizes) -> Row:
-    """Measure a head at the class centres, with noise as large as the authors start it."""
+    """Measure a head at the class centres, with the authors' initial noise."""
     classes, width, batch = shape
     torch.manual_seed(0)
     problem = Problem(classes + classes % 2, width)
@@ -174,7 +174,7 @@ def main() -> int:
 
 
 def measured(chosen: list[str], sizes: Sizes, runs: Path) -> Iterator[Row]:
-    """Measure what was chosen, row by row."""
+    """Run the chosen measures, row by row."""
     for data in ("pycode", "words"):
         if data in chosen:
             yield from trained_rows(data, sizes, runs)

@@ -30,7 +30,7 @@ from hetxl_train.log import Log
 from hetxl_train.loop import Trainer
 from hetxl_train.tasks.classification import ClassificationTask
 
-SHARE = 0.9  # of the bare loop's speed, at least
+SHARE = 0.9  # least share of the bare loop's speed
 
 
 def measure(folder: Path, rows: int, features: int, classes: int, steps: int, rounds: int) -> Row:

@@ -1,4 +1,4 @@
-"""The same loop with accelerate: a head is a module like any other, so nothing of it has to be told.
+"""The same loop with accelerate: a head is a module like any other and needs no special handling.
 
 `accelerate launch examples/accelerate_loop.py` runs it on several devices or processes, with mixed precision if asked.
 """
@@ -26,18 +26,18 @@ class Classifier(nn.Module):
         self.head = hetxl.HetXLHead(in_features=D, num_classes=num_classes, rank=8)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
-        """Log-probabilities [B, K], or with targets the loss."""
+        """Return log-probabilities [B, K], or with targets the loss."""
         return self.head(self.backbone(inputs), targets, reduction=reduction)
 
 
 def loader_of(split: object, shuffle: bool = False) -> DataLoader:
-    """Batches of inputs [B, D] and class ids [B]."""
+    """Return batches of inputs [B, D] and class ids [B]."""
     assert isinstance(split, FeatureSplit)
     return DataLoader(TensorDataset(split.features, torch.from_numpy(split.labels.ids)), batch_size=B, shuffle=shuffle)
 
 
 def main() -> None:
-    """Train and evaluate, in as many processes as accelerate has started."""
+    """Train and evaluate in the processes that accelerate has started."""
     torch.manual_seed(0)
     accelerator = Accelerator()
     data = load_synthetic(features=D, classes=30, rows=20_000)

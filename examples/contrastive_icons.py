@@ -1,6 +1,6 @@
-"""Two towers that learn icons and their names, then name icons never seen, of a design never seen, by names never seen.
+"""Train two towers on icons and their names, then name new icons of a new design with new names.
 
-A share of the names is swapped before, as captions from the web are. `python examples/contrastive_icons.py page.html`
+A share of the names is swapped, like wrong captions from the web. `python examples/contrastive_icons.py page.html`
 keeps the page with the images; `hetxl contrastive train icons` is the same on all 24,000 icons.
 """
 

@@ -1,4 +1,4 @@
-"""Serve an exported head with FastAPI and onnxruntime: torch is needed to export, not to answer.
+"""Serve an exported head with FastAPI and onnxruntime: torch is needed for the export, not for predictions.
 
 `hetxl export RUN --out model.onnx` writes such a file from a run. This program exports a head and sends two requests.
 """
@@ -28,7 +28,7 @@ def export(path: Path) -> None:
 
 
 def build_app(path: Path) -> FastAPI:
-    """Return a server for a file; names and sizes are in the file."""
+    """Return a server for a file, which contains names and sizes."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
     app, width = FastAPI(), session.get_inputs()[0].shape[1]
@@ -44,7 +44,7 @@ def build_app(path: Path) -> FastAPI:
 
 
 def main() -> None:
-    """Export, start, ask."""
+    """Export a head, start the server, and send requests."""
     with tempfile.TemporaryDirectory() as folder:
         export(Path(folder) / "model.onnx")
         client = TestClient(build_app(Path(folder) / "model.onnx"))

@@ -21,7 +21,7 @@ HEADS = {
 
 
 def main() -> None:
-    """Make each head, take one loss and its gradients, and predict one example."""
+    """Create each head, compute a loss and its gradients, and predict one example."""
     console = Console()
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(B, D, generator=generator)

@@ -21,14 +21,14 @@ TOPICS, WORDS = 12, [f"w{number}" for number in range(120)]  # a topic has ten w
 
 
 def sentences(count: int, wrong: float) -> list[tuple[str, int]]:
-    """Sentences of twelve words, half of them the topic's own, and their topics, a share of them wrong."""
+    """Return sentences of twelve words, half of them the topic's own, and their topics, a share of them wrong."""
     topics = random.choices(range(TOPICS), k=count)
     texts = [" ".join(random.choices(WORDS, k=6) + random.choices(WORDS[10 * t :][:10], k=6)) for t in topics]
     return [(text, (topic + (random.random() < wrong)) % TOPICS) for text, topic in zip(texts, topics, strict=True)]
 
 
 def build_model() -> Any:
-    """A converted model; the same one each time."""
+    """Return a converted model with the same initial weights each time."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": TOPICS}
     config = BertConfig(vocab_size=121, hidden_size=64, intermediate_size=128, **sizes)
@@ -36,7 +36,7 @@ def build_model() -> Any:
 
 
 def main() -> None:
-    """Train, save and load the adapters with the head, and ask a pipeline."""
+    """Train, save and load the adapters with the head, and predict with a pipeline."""
     random.seed(0)
     plain: Any = Tokenizer(models.WordLevel({word: row for row, word in enumerate(["[PAD]", *WORDS])}, "[PAD]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -15,19 +15,19 @@ from hetxl_train.data.synthetic import load_synthetic
 
 D = 16
 
-# Lightning's hints about loader workers and about its own use of torch do not matter here.
+# Hide Lightning's hints about loader workers and its own use of torch, which do not matter here.
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
 
 
 def loader_of(split: Any, shuffle: bool = False) -> DataLoader:
-    """Batches of inputs [B, D] and class ids [B]."""
+    """Return batches of inputs [B, D] and class ids [B]."""
     rows = TensorDataset(split.features, torch.from_numpy(split.labels.ids))
     return DataLoader(rows, batch_size=256, shuffle=shuffle)
 
 
 def main() -> None:
-    """Train with a validation after each epoch, test, and predict."""
+    """Train with validation after each epoch, test, and predict."""
     pl.seed_everything(0, verbose=False)
     data = load_synthetic(features=D, classes=30, rows=20_000)
     train, validation, test = (data.splits[name] for name in ("train", "validation", "test"))

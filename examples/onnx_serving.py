@@ -1,4 +1,4 @@
-"""Train a head, export it to ONNX, and serve it, with its uncertainty, by onnxruntime and numpy alone.
+"""Train a head, export it to ONNX, and serve it, with its uncertainty, using only onnxruntime and numpy.
 
 Twelve kinds of leaves in six pairs of twins: a third of the labels are those of the twin.
 """
@@ -26,7 +26,7 @@ def leaves(centres: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def serve(path: str, inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """Print the answers for inputs [B, D], by what is in the file, and return its outputs by their names."""
+    """Print predictions for inputs [B, D] with the names in the file, and return its outputs by name."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map
     names = json.loads(about["class_names"])
@@ -47,7 +47,7 @@ for _ in range(150):
     optimiser.zero_grad()
     head.loss(*leaves(centres, 64)).backward()
     optimiser.step()
-inputs, labels = leaves(centres, 500)  # not seen in training: for the prediction sets
+inputs, labels = leaves(centres, 500)  # rows not used in training, for the prediction sets
 scores = label_scores(head.eval().predict(inputs).probs, labels, torch.rand(500), ScoreOptions())
 sets = calibrate(scores.numpy(), labels.numpy(), K, coverage=0.9, options=ScoreOptions())
 with tempfile.TemporaryDirectory() as folder:

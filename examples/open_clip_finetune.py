@@ -1,7 +1,7 @@
 """Train a model of open_clip with HET-XL noise on its embeddings: two lines differ from a loop with ClipLoss.
 
-A small CLIP from a configuration learns which of sixteen colours an image has; one caption in five is of another image,
-as captions from the web are. With a published model, `open_clip.create_model_and_transforms` takes its place.
+A small CLIP from a configuration learns which of sixteen colours an image has; one caption in five is of another
+image, like wrong captions on the web. With a published model, `open_clip.create_model_and_transforms` takes its place.
 """
 
 import torch
@@ -14,7 +14,7 @@ COLOURS, STEPS, B = 16, 60, 64
 
 
 def pairs(palette: Tensor, wrong: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Images [B, 3, 16, 16], captions [B, 8] of tokens, and colours [B]; a share of the captions is another's."""
+    """Return images [B, 3, 16, 16], captions [B, 8] of tokens, and colours [B]; a share of the captions is wrong."""
     colours = torch.randint(COLOURS, (B,))
     images = palette[colours][:, :, None, None] + 0.3 * torch.randn(B, 3, 16, 16)
     swapped = torch.where(torch.rand(B) < wrong, colours[torch.randperm(B)], colours)
@@ -22,12 +22,12 @@ def pairs(palette: Tensor, wrong: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def captions_of(colours: Tensor) -> Tensor:
-    """Tokens [n, 8]: start, colour, end (the largest, where open_clip pools), padding."""
+    """Return tokens [n, 8]: start, colour, end (the largest, where open_clip pools), padding."""
     return torch.stack([torch.full_like(colours, 1), 2 + colours, torch.full_like(colours, 39)] + 5 * [0 * colours], 1)
 
 
 def main() -> None:
-    """Train, then classify by names: no image of a class is needed for it."""
+    """Train, then classify by names, which needs no image of a class."""
     torch.manual_seed(0)
     palette = torch.randn(COLOURS, 3)
     vision = CLIPVisionCfg(layers=1, width=32, head_width=16, patch_size=8, image_size=16)
@@ -48,7 +48,7 @@ def main() -> None:
     with torch.no_grad():
         images, _, colours = pairs(palette, wrong=0.0)
         names = model.eval().encode_text(captions_of(torch.arange(COLOURS)), normalize=True)
-        head = zero_shot_head(model, names)  # a head as any other: to_onnx and save_head take it, too
+        head = zero_shot_head(model, names)  # a normal head: to_onnx and save_head accept it
         prediction = head.predict(model.encode_image(images, normalize=True))
     print(f"zero-shot top-1 {(prediction.top_class == colours).float().mean():.1%}, chance {1 / COLOURS:.1%}")
     print(f"mean entropy {prediction.entropy.mean():.3f} nats, {prediction.mutual_information.mean():.3f} from noise")

@@ -1,8 +1,8 @@
 """LiT with open_clip: a locked image tower, its embeddings computed once, and a text tower trained with HET-XL noise.
 
 The image tower first learns to tell sixteen colours apart, with labels; in your program it is a published one
-(`open_clip.create_model("ViT-B-32", pretrained=…)`). Its weights do not change afterwards. One caption in five is of
-another image, as captions from the web are.
+(`open_clip.create_model("ViT-B-32", pretrained=…)`). Its weights do not change afterwards. One caption in five
+belongs to another image, like wrong captions from the web.
 """
 
 import torch
@@ -16,7 +16,7 @@ COLOURS, IMAGES, B, D = 16, 2048, 128, 32
 
 
 def captions_of(colours: Tensor) -> Tensor:
-    """Tokens [n, 8]: start, colour, end (the largest, where open_clip pools), padding."""
+    """Return tokens [n, 8]: start, colour, end (the largest, where open_clip pools), padding."""
     return torch.stack([torch.full_like(colours, 1), 2 + colours, torch.full_like(colours, 39)] + 5 * [0 * colours], 1)
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    model.lock_image_tower()  # open_clip's own: no gradients from here on
+    model.lock_image_tower()  # open_clip's own method; no gradients from here on
     wrap(model, rank=4, scale_init=3.0)  # the paper's start of the scale with noise
     loss_function = loss_for(model)
     model.visual.eval()

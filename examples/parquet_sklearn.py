@@ -35,7 +35,7 @@ def main() -> None:
         write_table(Path(folder) / "digits.parquet")
         table = pd.read_parquet(Path(folder) / "digits.parquet")
     features = np.stack(list(table["embedding"]))
-    _, labels = np.unique(table["category"], return_inverse=True)  # cleanlab and MAPIE want class ids
+    _, labels = np.unique(table["category"], return_inverse=True)  # cleanlab and MAPIE need class ids
     train, checked, test = (np.flatnonzero(table["split"] == name) for name in ("train", "checked", "test"))
     wrong = table["wrong"].to_numpy()[train]
 

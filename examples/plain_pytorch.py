@@ -1,6 +1,6 @@
 """A plain training loop: nn.Linear swapped for a head, the fused loss, predictions, and a file of the weights.
 
-The data is drawn from a model that is known, so the best loss that any model can have is known too.
+The data is drawn from a known model, so the lowest possible loss is known too.
 """
 
 import tempfile
@@ -26,13 +26,13 @@ class Classifier(nn.Module):
         self.head = hetxl.HetXLHead(in_features=D, num_classes=num_classes, rank=8)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Log-probabilities [B, K], or with targets the loss."""
+        """Return log-probabilities [B, K], or with targets the loss."""
         # Was: cross_entropy(self.head(self.backbone(inputs)), targets)
         return self.head(self.backbone(inputs), targets)
 
 
 def tensors_of(split: object) -> tuple[Tensor, Tensor]:
-    """Inputs [n, D] and class ids [n]."""
+    """Return inputs [n, D] and class ids [n]."""
     assert isinstance(split, FeatureSplit)
     return split.features, torch.from_numpy(split.labels.ids)
 

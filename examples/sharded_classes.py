@@ -1,11 +1,11 @@
-"""Training with the classes split over some processes and the data over others, which resumes after a crash.
+"""Train with classes and data split over processes, and resume after a crash.
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/sharded_classes.py --replicas 2 --out run
 
-Four processes are a mesh of 2 × 2 here: two replicas, each with its half of every batch, and in each two processes with
-half of the classes. Without torchrun it is one process. The variable has torchrun forget the addresses of processes
-that have ended; else a restart may fail on them.
+Four processes form a mesh of 2 × 2 here: two replicas with half of every batch each, and in each two processes with
+half of the classes. Without torchrun there is one process. The variable makes torchrun forget the addresses of
+processes that have ended; otherwise a restart may fail on them.
 """
 
 import argparse
@@ -40,17 +40,17 @@ class Model(nn.Module):
         self.backbone = nn.Linear(D, D)
         nn.init.eye_(self.backbone.weight)
         self.head = HetXLHead(D, K, rank=8, classifier=ShardedClassifier(D, K, mesh=mesh["classes"]))
-        # Over the replicas everything is split too, and gathered for each call.
+        # FSDP also splits everything over the replicas, and gathers it for each call.
         fully_shard(self.head, mesh=mesh["data"])
         fully_shard(self, mesh=mesh["data"])
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return self.head(self.backbone(inputs), targets)
 
 
 def tensors_of(split: object) -> tuple[Tensor, Tensor]:
-    """Inputs [n, D] and class ids [n]."""
+    """Return inputs [n, D] and class ids [n]."""
     assert isinstance(split, FeatureSplit)
     return split.features, torch.from_numpy(split.labels.ids)
 
@@ -58,7 +58,7 @@ def tensors_of(split: object) -> tuple[Tensor, Tensor]:
 def train(
     mesh: DeviceMesh, out: Path, steps: int, every: int, after_step: Callable[[int], None] = lambda step: None
 ) -> None:
-    """Train from the last checkpoint on, or from the start."""
+    """Train from the last checkpoint, or from the start."""
     torch.manual_seed(0)  # all processes start from the same backbone and covariance
     data = load_synthetic(features=D, classes=K, rows=5000)
     inputs, labels = tensors_of(data.splits["train"])
@@ -66,7 +66,7 @@ def train(
     optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
     replica, replicas = mesh["data"].get_local_rank(), mesh["data"].size()
     first = 1
-    # Metadata is written last: what has it is whole.
+    # Metadata is written last, so a checkpoint with metadata is complete.
     whole = sorted(int(path.parent.name) for path in out.glob("*/.metadata"))
     if whole:
         values, moments = get_state_dict(model, optimiser)
@@ -98,7 +98,7 @@ def train(
 
 
 def main(after_step: Callable[[int], None] = lambda step: None) -> None:
-    """Meet the other processes, and train."""
+    """Join the process group, and train."""
     parser = argparse.ArgumentParser(description="Train with the classes split over processes.")
     parser.add_argument("--replicas", type=int, default=1, help="over which the data is split")
     parser.add_argument("--steps", type=int, default=120)

@@ -22,8 +22,8 @@ SUSPECTS = 300
 
 
 def main() -> None:
-    """Train three linear classifiers on labels of which some are wrong, and ask the last which ones those are."""
-    torch.set_num_threads(1)  # a problem this small gains nothing from more
+    """Train three linear classifiers on partly wrong labels, and find the wrong ones with the last."""
+    torch.set_num_threads(1)  # more threads do not help on a problem this small
     console = Console()
     generator = np.random.default_rng(0)
     images, digits = load_digits(return_X_y=True)

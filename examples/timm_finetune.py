@@ -16,7 +16,7 @@ MODEL, STEPS = "convnext_atto", 60
 
 
 def stripes(count: int, wrong: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stripes of eight directions under noise [n, 3, 32, 32], and their labels [n], a share of them wrong."""
+    """Return noisy stripes of eight directions [n, 3, 32, 32], and their labels [n], a share of them wrong."""
     labels = torch.randint(8, (count,))
     angle = labels[:, None, None] * torch.pi / 8
     rows, columns = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
@@ -29,7 +29,7 @@ def main() -> None:
     """Train, evaluate the averaged weights, and start another task."""
     torch.manual_seed(0)
     model = timm.create_model(MODEL, pretrained=False, num_classes=8)
-    model = hetxl.convert(model, train_samples=4)  # the only line that is new
+    model = hetxl.convert(model, train_samples=4)  # the only new line
     averaged = ModelEmaV3(model, decay=0.95, use_warmup=True)
     mixup, criterion = Mixup(mixup_alpha=0.1, num_classes=8, prob=0.5), SoftTargetCrossEntropy()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -46,7 +46,7 @@ def main() -> None:
     prediction = hetxl.predict(averaged.module.eval(), images)
     right = (prediction.top_class == labels).float().mean()
     print(f"averaged weights: {right:.1%} of 200 clean images right; {prediction}")
-    model.reset_classifier(5)  # timm's own call: the new classifier is a head again
+    model.reset_classifier(5)  # timm's own method; the new classifier is a head again
     print(type(model.get_classifier()).__name__, "over", model.get_classifier().num_classes, "classes")
 
 

@@ -16,7 +16,7 @@ D = K = 16
 
 
 def rows(count: int, centres: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Features [n, D] around one of the centres [K, D], and labels [n]."""
+    """Return features [n, D] around one of the centres [K, D], and labels [n]."""
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.randint(len(centres), (count,), generator=generator)
     labels = torch.where(torch.rand(count, generator=generator) < 0.3, kinds ^ 1, kinds)
@@ -24,7 +24,7 @@ def rows(count: int, centres: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(seed: int, build: Callable[..., Head], features: Tensor, labels: Tensor) -> tuple[nn.Module, Head]:
-    """A layer and a head, trained together."""
+    """Return a layer and a head, trained together."""
     torch.manual_seed(seed)
     backbone, head = nn.Sequential(nn.Linear(D, 64), nn.ReLU()), build(64, K)
     optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()], lr=3e-3)

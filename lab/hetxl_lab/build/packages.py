@@ -1,4 +1,4 @@
-"""Download packages with the machine's own tools, check and unpack them; nothing is installed."""
+"""Download packages with the machine's own tools, check them and unpack them, without installing them."""
 
 import contextlib
 import importlib.util
@@ -48,8 +48,8 @@ class Unavailable(RuntimeError):  # noqa: N818
 def debian_package(name: str, directory: Path) -> Package:
     """Download a Debian package by `apt-get download`, which needs no root, and unpack it by `dpkg-deb`.
 
-    It is unpacked to `directory`/NAME-VERSION; a package that is there already is not downloaded again. The file is
-    checked against the checksum in apt's lists.
+    The directory is `directory`/NAME-VERSION; an existing package is not downloaded again. The checksum of the file
+    must be that in apt's lists.
     """
     return _package("Debian", name, directory, _fetch_debian)
 
@@ -57,8 +57,8 @@ def debian_package(name: str, directory: Path) -> Package:
 def python_package(name: str, directory: Path) -> Package:
     """Download the wheel of a Python package by pip, without its dependencies, and unzip it.
 
-    It is unpacked to `directory`/NAME-VERSION.wheel and not installed: Python cannot import it. A package that is there
-    already is not downloaded again.
+    The directory is `directory`/NAME-VERSION.wheel. The package is not installed, so Python cannot import it. An
+    existing package is not downloaded again.
     """
     return _package("Python", name, directory, _fetch_python)
 
@@ -77,7 +77,7 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
     if existing is not None:
         return existing
     directory.mkdir(parents=True, exist_ok=True)
-    # Under a temporary name until it is complete: several processes may ask for the same package at the same time.
+    # Use a temporary name until it is complete, since several processes may request the same package at once.
     with _temporary(directory, name) as temporary:
         download, content = temporary / "download", temporary / "content"
         download.mkdir()
@@ -93,7 +93,7 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
             os.rename(content, root)
         except OSError:
             with _locked(directory):
-                if _read(kind, name, root) is None:  # a damaged one; else another process was faster
+                if _read(kind, name, root) is None:  # it is damaged; otherwise another process was faster
                     shutil.rmtree(root, ignore_errors=True)
                     os.rename(content, root)
     return Package(name, fetched.version, fetched.sha256, fetched.licence, root)
@@ -103,7 +103,7 @@ def _package(kind: str, name: str, directory: Path, fetch: Callable[[str, Path, 
 def _temporary(directory: Path, name: str) -> Iterator[Path]:
     """Yield a temporary directory for a download; those that killed processes left are removed."""
     with contextlib.ExitStack() as stack:
-        with _locked(directory):  # until the new one is locked: nobody takes it for a leftover
+        with _locked(directory):  # until the new one is locked, so that no process takes it for a leftover
             for leftover in directory.glob(f".{name}-*"):
                 with contextlib.suppress(OSError), _locked(leftover, wait=False):
                     shutil.rmtree(leftover)
@@ -115,7 +115,7 @@ def _temporary(directory: Path, name: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def _locked(directory: Path, wait: bool = True) -> Iterator[None]:
     """Hold a lock on a directory, which the system releases when the process ends; raise an OSError without waiting."""
-    if fcntl is None:  # nothing is known of other processes
+    if fcntl is None:  # without locks, other processes cannot be detected
         if not wait:
             raise OSError("no locks")
         yield
@@ -196,7 +196,7 @@ def _run(command: Sequence[str], directory: Path, package: str, hint: str = "") 
             env=os.environ | {"LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            errors="replace",  # which makes its output text
+            errors="replace",  # this makes the output text
             timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
@@ -230,7 +230,7 @@ def wheel_licence(metadata: str, path: PurePath) -> str:
     fields = HeaderParser().parsestr(metadata)
     names = [fields.get("License-Expression", ""), fields.get("License", "")]
     names += [value.rsplit("::", 1)[-1] for value in fields.get_all("Classifier", []) if value.startswith("License ::")]
-    # Some packages put the whole text of a licence into the field.
+    # Some packages have the full text of a licence in this field.
     for name in map(str.strip, names):
         if name and name.upper() != "UNKNOWN" and "\n" not in name and len(name) <= 100:
             return f"{name} (see {path.as_posix()})"

@@ -1,4 +1,4 @@
-"""Build datasets by name and keep them on disk: built once, checked whenever they are opened, never half written."""
+"""Build datasets by name and store them on disk: built once, checked on every opening, and never left half written."""
 
 import contextlib
 import difflib
@@ -29,7 +29,7 @@ from hetxl_train.data.open import check_options, open_dataset, split_spec
 
 try:
     import fcntl
-except ImportError:  # Windows: two builds at the same time would disturb each other
+except ImportError:  # Windows has no lock: two builds at the same time would conflict
     fcntl = None
 
 FORMAT = 1  # version of manifest.json
@@ -42,10 +42,10 @@ Options = Mapping[str, str | int | float | bool]
 
 
 class Sources(NamedTuple):
-    """What a dataset was built from."""
+    """The sources of a dataset."""
 
-    packages: Sequence[Package]  # that hold the raw material
-    notes: Sequence[str] = ()  # for the reader of a report
+    packages: Sequence[Package]  # packages with the raw material
+    notes: Sequence[str] = ()  # remarks for a report
 
 
 class Built(NamedTuple):
@@ -101,7 +101,7 @@ def build_dataset(data: str, *, force: bool = False, cache: Path | None = None) 
     """Build a dataset, unless it exists, and open it, as `hetxl data build` does.
 
     Args:
-        data: its name, with options as in "words:classes=20000".
+        data: name of the dataset, with options as in "words:classes=20000".
         force: build it again if it exists.
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
@@ -181,14 +181,14 @@ def packages_directory(cache: Path | None) -> Path:
 def build(name: str, options: Options, cache: Path | None, write: Callable[[Path], Sources], version: int) -> Path:
     """Write the files of a dataset, unless they exist and match their manifest, and return their directory.
 
-    The files are written in a directory beside the final one, always the same: `write` can continue from what an
-    interrupted build has left there. Two processes that build the same take turns, and the second finds it done.
+    The files are written to a fixed directory beside the final one, so that `write` can resume an interrupted build.
+    Of two processes that build the same dataset, the second waits and uses the files of the first.
 
     Args:
-        options: that change the files.
+        options: options that change the files.
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
         write: writes whole files (`write_array`, `write_json`) into a directory, and returns their sources.
-        version: of the files; to be raised when their content changes.
+        version: version of the files; increase it when their content changes.
     """
     directory = _directory(name, options, cache, version)
     recorder = _recorder.get() or _Recorder(False, [])
@@ -202,7 +202,7 @@ def build(name: str, options: Options, cache: Path | None, write: Callable[[Path
         partial.mkdir(exist_ok=True)
         _finish(partial, name, options, version, write(partial))
         old = directory.with_name(directory.name + ".old")
-        if directory.exists():  # damaged, or built again: replaced only once the new one is complete
+        if directory.exists():  # damaged or to be rebuilt; replace it only after the new one is complete
             shutil.rmtree(old, ignore_errors=True)
             os.rename(directory, old)
         os.rename(partial, directory)
@@ -224,7 +224,7 @@ def open_built(name: str, options: Options, cache: Path | None, version: int) ->
 
 
 def hash_fraction(*parts: str) -> float:
-    """Return a number in [0, 1) that depends on the texts alone, to split by."""
+    """Return a number in [0, 1) that depends only on the texts, to split by."""
     return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") / 2**64
 
 

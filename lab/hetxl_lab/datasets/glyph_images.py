@@ -27,7 +27,7 @@ SIZE = 32  # height and width of an image
 # Characters are drawn this many times larger, then reduced: each pixel is the mean of a square of this side.
 OVERSAMPLING = 3
 EM = 28  # size of the font in pixels of the image. Most characters fill 90–95 % of it, which leaves a margin of 2 to 3
-# Side of the canvas that a character is drawn on, relative to the image: no stroke is cut off before centring.
+# Side of the canvas relative to the image, large enough that no stroke is cut off before centring.
 CANVAS = 2
 # A code point that is not a character: a font draws its sign for missing characters, a box or nothing.
 MISSING = "\uffff"
@@ -39,7 +39,7 @@ AREA, STROKE = 0.7, 7.0
 # At severity 1: standard deviation and offset in pixels, share of the ink lost, ink on the paper, and standard
 # deviation of a pixel, where ink is 1.
 BLUR, SHIFT, FADE, STAIN, NOISE = 2.6, 4.0, 0.6, 0.2, 0.5
-MAX_OFFSET = 2  # pixels by which training images are moved, at most
+MAX_OFFSET = 2  # largest shift of training images, in pixels
 
 _DRAWS = 16
 
@@ -47,12 +47,12 @@ _DRAWS = 16
 class SmallImageSplit(Split):
     """Images [1, 32, 32] from one array on disk.
 
-    With seeds, each is moved by up to 2 pixels in either direction.
+    With seeds, each image is shifted by up to 2 pixels in either direction.
 
     Args:
         images: [n, 32, 32] uint8 of the whole dataset, black on white; may be memory-mapped.
         rows: [m] indices of the images of this split.
-        labels: of these.
+        labels: labels of these rows.
     """
 
     def __init__(self, images: np.ndarray, rows: np.ndarray, labels: Labels):
@@ -97,14 +97,14 @@ def render(
 
     Args:
         characters: n, each one code point.
-        index: of the font in a collection (.ttc).
+        index: index of the font in a collection (.ttc).
         advance: called with the number of characters done since the last call.
     """
     font = open_font(path, index)
     counts: Counter[bytes] = Counter()
     missing = draw(font, MISSING)
     if missing is not None:
-        counts[_digest(missing)] = 2  # as if two characters had it: never unique
+        counts[_digest(missing)] = 2  # counted twice, so that it is never unique
     images: dict[bytes, np.ndarray] = {}
     digests: list[bytes | None] = []
     for character in characters:
@@ -127,7 +127,7 @@ def open_font(path: Path, index: int = 0) -> "FreeTypeFont":
     from PIL import ImageFont
 
     try:
-        # The basic layout: the library that shapes text is not installed everywhere.
+        # Use the basic layout, because the library for text shaping is not installed everywhere.
         return ImageFont.truetype(path, EM * OVERSAMPLING, index=index, layout_engine=ImageFont.Layout.BASIC)
     except OSError as error:
         raise ValueError(f"{path} cannot be read as a font: {error}") from None
@@ -148,18 +148,18 @@ def draw(font: "FreeTypeFont", character: str, canvas: int = CANVAS) -> "Image |
 
 
 def reduced(ink: "Image") -> np.ndarray:
-    """Return a drawing that was cropped to its ink in the middle of an image, [32, 32] uint8."""
+    """Centre a drawing, cropped to its ink, in an image, [32, 32] uint8."""
     from PIL import Image
 
     side = SIZE * OVERSAMPLING
     sheet = Image.new("L", (side, side))
-    # Rounded up for odd sizes. A drawing larger than the image loses the same on both sides.
+    # Rounded up for odd sizes. A drawing larger than the image is cropped equally on both sides.
     sheet.paste(ink, ((side - ink.width) // 2, (side - ink.height) // 2))
     return np.asarray(sheet.reduce(OVERSAMPLING))
 
 
 def engine() -> str:
-    """Return the versions of the libraries that draw: pixels depend on them."""
+    """Return the versions of the drawing libraries, which determine the pixels."""
     import PIL
     from PIL import features
 
@@ -171,7 +171,7 @@ def _digest(ink: "Image") -> bytes:
 
 
 class DamagedImages(NamedTuple):
-    """Damaged images and how severely each is damaged."""
+    """Damaged images with the severity of each."""
 
     images: np.ndarray  # [n, H, W] uint8, black on white: 0 is ink, 255 is paper
     severity: np.ndarray  # [n] float32, from 0 to 1
@@ -212,12 +212,12 @@ def coverage(amount: np.ndarray, draws: np.ndarray, shape: tuple[int, int]) -> n
     """Return the share of each pixel that a block or a stroke hides, [n, H, W] float32 in [0, 1].
 
     Args:
-        amount: [n] in [0, 1], of the occlusion.
+        amount: [n] in [0, 1], amount of occlusion.
         draws: [n, 5] in [0, 1): block or stroke, its centre, and its proportions or direction.
         shape: H and W.
     """
     height, width = shape
-    # In the inner three quarters, so that it hides ink and not the margin.
+    # Centred in the inner three quarters, so that it hides ink and not the margin.
     down = np.arange(height)[None, :, None] - (height * (0.125 + 0.75 * draws[:, 1]) - 0.5)[:, None, None]
     across = np.arange(width)[None, None, :] - (width * (0.125 + 0.75 * draws[:, 2]) - 0.5)[:, None, None]
     area = AREA * amount * height * width

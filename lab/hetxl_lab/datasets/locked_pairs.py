@@ -3,12 +3,12 @@
 | name | locked side | text |
 | --- | --- | --- |
 | glosses | a word, by a sentence encoder | one of its definitions in WordNet, which its synonyms share |
-| docstrings | what a function does, by a sentence encoder | its code in Python's standard library, without that |
+| docstrings | a function's docstring, by a sentence encoder | its code in Python's standard library, without it |
 | icon-vectors | an icon, by a network trained on ImageNet | its name in the font |
 
-All are ambiguous: words have several meanings and meanings several words, many functions do nearly the same, and icons
-have names that others could have as well. Pairs are split by a hash, equal texts together. Vectors are standardised by
-those of the training pairs, and computed once: the first call downloads the packages and takes a few minutes.
+All are ambiguous: words have several meanings and meanings several words, many functions do nearly the same, and an
+icon's name could fit other icons as well. Pairs are split by a hash, equal texts together. Vectors are standardised by
+the statistics of the training pairs, and computed once: the first call downloads the packages and takes a few minutes.
 """
 
 import ast
@@ -44,7 +44,7 @@ COMPARED, LONGEST = 300, 160
 class _Pair(NamedTuple):
     locked: str  # what the locked network encodes
     text: str
-    key: str  # what pairs are split by
+    key: str  # the text whose hash splits the pairs
 
 
 class VectorSplit(ArraySplit):
@@ -85,7 +85,7 @@ def docstring_pairs(*, cache: Path | None = None, seed: int = 0) -> Pairs:
 
 
 def icon_vector_pairs(*, limit: int | None = 8000, cache: Path | None = None, **options: Any) -> Pairs:
-    """Load icons as vectors, and their names; options and splits as of the pairs `icons`."""
+    """Load icons as vectors, with their names; options and splits are those of the pairs `icons`."""
     icons = icon_pairs(limit=limit, cache=cache, **options)
     sources: dict[str, Any] = {name: split.images.source for name, split in icons.splits.items()}
     used = np.unique(np.concatenate([source.rows for source in sources.values()]))
@@ -101,7 +101,7 @@ def icon_vector_pairs(*, limit: int | None = 8000, cache: Path | None = None, **
 
 
 def _functions(directory: Path, file: str) -> Iterator[_Pair]:
-    """Yield the functions of a file that have a docstring, the line apart."""
+    """Yield the functions of a file that have a docstring, with its first line separate."""
     try:
         tree = ast.parse((directory / file).read_bytes())
     except (SyntaxError, ValueError):

@@ -19,8 +19,8 @@ from hetxl_lab.build.packages import Package, python_package
 from hetxl_lab.build.store import packages_directory
 from hetxl_train.console import progress_bar
 
-SHARD = 1024  # texts that are encoded and written at a time: an interruption loses no more
-TOKENS = 1024  # tokens of a batch, at most, padding included: fastest on one core
+SHARD = 1024  # texts encoded and written at a time, the most that an interruption loses
+TOKENS = 1024  # largest batch in tokens, padding included; fastest on one core
 
 
 class SentenceEncoder:
@@ -42,7 +42,7 @@ class SentenceEncoder:
                 model, loading = AutoModel.from_pretrained(directory, local_files_only=True, output_loading_info=True)
         except Exception as error:  # transformers, tokenizers and safetensors each raise their own
             raise ValueError(f"{directory} does not hold a readable model and tokenizer: {error}") from None
-        # transformers draws missing weights at random. The pooler is not used.
+        # transformers initialises missing weights at random. Only the pooler may be missing, because it is not used.
         missing = sorted(key for key in loading["missing_keys"] if not key.startswith("pooler."))
         if missing or loading["mismatched_keys"]:
             raise ValueError(f"{directory} does not hold the weights that config.json describes: {missing[:3]}")
@@ -80,8 +80,8 @@ class SentenceEncoder:
 def encode_in_shards(directory: Path, encoder: SentenceEncoder, texts: Sequence[str], key: str) -> np.ndarray:
     """Return the vectors of many texts, [n, D] float32, with a progress bar on a terminal.
 
-    Finished parts are written to shard-….npy files, so that a call after an interrupted one continues from there; the
-    caller removes these files. Shards of another key, such as a checksum of the encoder, are not used.
+    Finished parts are written to shard-….npy files, so that an interrupted call can resume; the caller removes these
+    files. Shards of another key, such as a checksum of the encoder, are not used.
     """
     name = blake2b(json.dumps([key, SHARD, list(texts)]).encode(), digest_size=8).hexdigest()
     shards = [np.empty((0, encoder.size), dtype=np.float32)]

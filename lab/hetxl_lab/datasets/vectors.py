@@ -1,4 +1,4 @@
-"""Small sets of vectors as a user would bring them: a file to train on, whose labels may be wrong, and a clean test.
+"""Small sets of vectors as a user would bring them: a training file, whose labels may be wrong, and a clean test file.
 
 | set | rows | features | classes | source |
 | --- | ---: | ---: | ---: | --- |
@@ -24,7 +24,7 @@ from hetxl_lab.datasets.sentence_encoder import MINILM
 
 PACKAGE, IMAGES = "dataset-fashion-mnist", 28 * 28
 COMPONENTS = 64
-TRAIN_ROWS, TEST_ROWS, GLOSSES = 8_000, 4_000, 6_000  # at most, and training rows of glosses
+TRAIN_ROWS, TEST_ROWS, GLOSSES = 8_000, 4_000, 6_000  # at most; training rows of glosses
 NOISES = ("none", "twins", "next", "symmetric")
 
 
@@ -38,12 +38,12 @@ class Vectors(NamedTuple):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Return K."""
         return int(max(self.labels.max(), self.test_labels.max())) + 1
 
 
 def load_vectors(name: str, *, seed: int = 0, cache: Path | None = None) -> Vectors:
-    """Return a set of `SETS`; the seed divides its rows, or draws those to train on."""
+    """Return a set of `SETS`; the seed divides its rows, or draws the training rows."""
     one_of("name", name, SETS)
     return SETS[name](seed, cache)
 
@@ -68,7 +68,7 @@ def with_wrong_labels(vectors: Vectors, noise: str, rate: float, seed: int = 0) 
 
 
 def twins_of(vectors: Vectors) -> np.ndarray:
-    """Return the twin of each class, [K]; one that is left over is its own."""
+    """Return the twin of each class, [K]; a class left over is its own twin."""
     classes = vectors.num_classes
     means = np.stack([vectors.features[vectors.labels == label].mean(0) for label in range(classes)])
     distances = np.linalg.norm(means[:, None] - means, axis=-1)
@@ -92,7 +92,7 @@ def write_vectors(directory: Path, stem: str, vectors: Vectors) -> tuple[Path, P
 
 
 def _divided(features: np.ndarray, labels: np.ndarray, seed: int) -> Vectors:
-    """Return a quarter of the rows of each class as test rows, the others to train on."""
+    """Divide the rows: a quarter of each class for the test, the others for training."""
     generator, test = np.random.default_rng([seed, 5]), np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = generator.permutation(np.flatnonzero(labels == label))
@@ -138,7 +138,7 @@ def _fashion(seed: int, cache: Path | None) -> Vectors:
 
 
 def _idx(root: Path, part: str) -> np.ndarray:
-    """Return the array of a file in the format of MNIST, as it is or compressed."""
+    """Return the array of a file in MNIST's format, compressed or not."""
     path = next(root.rglob(f"{part}-idx*"))
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = data[3]
@@ -149,7 +149,7 @@ def _idx(root: Path, part: str) -> np.ndarray:
 def _glosses(seed: int, cache: Path | None) -> Vectors:
     files = debian_package(wordnet.PACKAGE, store.packages_directory(cache)).root / "usr/share/wordnet"
     synsets = wordnet.read_synsets(files, "noun")
-    # The same rows for every seed, which divides them: encoding takes a minute, and only once.
+    # The same rows for every seed, which only divides them, so that the encoding of a minute runs once.
     chosen = [synsets[row] for row in np.random.default_rng(5).permutation(len(synsets))[: TEST_ROWS + GLOSSES]]
     features = MINILM.encode([wordnet.definition(synset.gloss) for synset in chosen], cache)
     _, labels = np.unique([synset.file for synset in chosen], return_inverse=True)

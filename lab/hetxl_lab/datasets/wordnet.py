@@ -1,8 +1,8 @@
 """From the gloss of a word to its hypernym (Debian's wordnet-base).
 
-4,123 classes of meanings, described in a few words each. Labels are noisy by nature: whether "a shallow dish" is a kind
-of plate, container or tableware was for a lexicographer to decide. The glosses are encoded by a sentence encoder from a
-Python package.
+4,123 classes of meanings, described in a few words each. Labels are noisy by nature: a lexicographer had to decide
+whether "a shallow dish" is a kind of plate, container or tableware. A sentence encoder from a Python package encodes
+the glosses.
 
 A synset is a set of words with one meaning. It has a gloss and points at other synsets, such as its hypernyms: a dog is
 a canine. The files `data.noun`, `index.noun` and so on have the format of wndb(5).
@@ -31,12 +31,12 @@ PACKAGE = "wordnet-base"
 LABELS = ("hypernym", "file", "ancestors")
 ENCODERS = {"minilm": MINILM}
 SHARES = (0.8, 0.9)  # upper bounds of the hashes of training and validation rows
-VERSION = 1  # of the files; to be raised when their content changes
+VERSION = 1  # version of the files; increase it when their content changes
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}  # parts of speech, and their letters
 FILES = tuple(read_json(Path(__file__).with_name("lexnames.json")))
 """The lexicographers' files by number, as lexnames(5) lists them."""
 
-HYPERNYMS = ("@", "@i")  # pointers of a kind to what it is a kind of, and of an instance to what it is an instance of
+HYPERNYMS = ("@", "@i")  # pointers from a kind and from an instance to the hypernym
 
 _MARKER = re.compile(r"\((a|p|ip)\)$")  # the position of an adjective in a sentence
 _EXAMPLES = re.compile(r'\s*[;:,]\s*"')
@@ -57,13 +57,13 @@ class GlossSplit(ArraySplit):
 def build_wordnet(
     *, labels: str = "hypernym", synsets: int | None = None, encoder: str = "minilm", cache: Path | None = None
 ) -> Path:
-    """Download WordNet and a sentence encoder and encode the glosses: about 8 minutes of one core, and only once.
+    """Download WordNet and a sentence encoder and encode the glosses: 8 minutes of one core, once.
 
     Args:
         labels: as in `load_wordnet`; "hypernym" and "ancestors" have the same files, of the nouns; "file" takes the
             glosses of all parts of speech, half as many again.
-        synsets: only the first of each part of speech, as many as this; None for all.
-        encoder: of the glosses: minilm.
+        synsets: number of synsets to read of each part of speech; None for all.
+        encoder: encoder of the glosses: minilm.
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
     options = _options(labels, synsets, encoder)
@@ -106,7 +106,7 @@ def load_wordnet(
     | labels | classes | label of an example |
     | --- | --- | --- |
     | hypernym | the synsets that are first hypernym of `members` nouns or more | its first direct hypernym |
-    | ancestors | the same | all of them that are above it, through any hypernyms: the sigmoid link |
+    | ancestors | the same | all classes above it, through any hypernyms: the sigmoid link |
     | file | the lexicographers' 45 files: animals, food, verbs of motion, … | its file; all parts of speech |
 
     Instances count: the hypernym of Paris is "national capital". Nouns without a label are left out. The split is by
@@ -116,9 +116,9 @@ def load_wordnet(
 
     Args:
         labels: the target.
-        members: examples that a class must have, in all splits together.
+        members: least number of examples of a class, in all splits together.
         limit: keep at most this many training rows, drawn at random; None for all.
-        seed: of that draw.
+        seed: seed of that draw.
     """
     options = _options(labels, synsets, encoder)
     integer_at_least("members", members, 1)
@@ -205,7 +205,7 @@ def _split_numbers(shares: np.ndarray, labels: Labels, num_classes: int) -> np.n
     owners = np.repeat(np.arange(len(labels)), counts)
     lowest = np.ones(num_classes)
     np.minimum.at(lowest, labels.ids, shares[owners])
-    # In training already, or moved there with all rows of the same gloss.
+    # The class is in training already, or moves there with all rows of the same gloss.
     return np.where(np.isin(shares, lowest), 0, numbers)
 
 
@@ -253,7 +253,7 @@ def _encode(directory: Path, model: Path, glosses: Sequence[str], checksum: str)
 
 
 def _model_card(model: Path) -> str:
-    """Return the licence in the model's own card: that of the package around it may differ."""
+    """Return the licence in the model's own card, which may differ from that of its package."""
     licence = re.search(r"^license: *(\S+)", (model / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     return f"licence of the encoder's weights, by their model card: {licence[1] if licence else 'not told'}"
 
@@ -273,8 +273,8 @@ class Synset(NamedTuple):
 
     key: str  # part of speech and offset in its file, "n02084071"
     file: int  # number of the lexicographers' file, see `FILES`
-    words: tuple[str, ...]  # that have this meaning, the most usual first, with spaces
-    hypernyms: tuple[str, ...]  # keys of what it is a kind or an instance of, in the order of the file
+    words: tuple[str, ...]  # words with this meaning, most frequent first, with spaces
+    hypernyms: tuple[str, ...]  # keys of its hypernyms, in the order of the file
     gloss: str  # definition and example sentences
 
 

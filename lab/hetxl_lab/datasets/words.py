@@ -23,9 +23,9 @@ from hetxl_train.data.dataset import SPLITS, Dataset
 from hetxl_train.data.tokens import Corpus, split_of, token_splits
 
 PACKAGE = "dict-gcide"
-VERSION = 1  # of the files; to be raised when their content changes
+VERSION = 1  # version of the files; increase it when their content changes
 MAX_CLASSES = 50_000  # rarer words are in the text once or twice
-MIN_REPEATED = 8  # paragraphs of this many tokens are kept once: several entries may quote the same
+MIN_REPEATED = 8  # paragraphs of at least this many tokens are kept once, since several entries may quote the same
 NUMBER = "<number>"  # the token of every number
 
 _DIGITS = {digit: value for value, digit in enumerate(string.ascii_uppercase + string.ascii_lowercase + "0123456789+/")}
@@ -37,7 +37,7 @@ _LETTER = re.compile(
 _PRONUNCIATION = re.compile(r"\\[^\\]{0,200}\\")
 _SOURCE = re.compile(r"\[[^\[\]]*(?:Webster|WordNet|PJC|Century|RDH|RHUD)[^\[\]]*\]")
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
-_UNKNOWN = re.compile(r"\(\?[^()]*\)")  # stands for a pronunciation that was not entered
+_UNKNOWN = re.compile(r"\(\?[^()]*\)")  # a placeholder for a missing pronunciation
 _REFERENCE = re.compile(r"\{([^{}]*)\}")
 _STRESS = re.compile(r"[*`\"|]")
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -51,10 +51,10 @@ _ORDINAL = re.compile(r"(\d)(?:st|nd|d|rd|th)\b")
 
 
 def build_words(*, entries: int | None = None, cache: Path | None = None) -> Path:
-    """Download the dictionary and cut its text into words, about half a minute; at once if the files exist.
+    """Download the dictionary and cut its text into words, which takes about half a minute; reuse existing files.
 
     Args:
-        entries: only the first, as many as this; None for all.
+        entries: number of entries to read from the start; None for all.
         cache: directory of caches; None for $HETXL_CACHE, or ~/.cache/hetxl.
     """
 
@@ -88,10 +88,10 @@ def load_words(
     as in `build_words`.
 
     Args:
-        classes: K, at most; up to 50,000.
+        classes: largest K; up to 50,000.
         context: C, the number of words before the target in the input.
         limit: keep at most this many training rows, drawn at random; None for all.
-        seed: of that draw.
+        seed: seed of that draw.
     """
     integer_at_least("classes", classes, 2)
     if classes > MAX_CLASSES:
@@ -127,8 +127,8 @@ def _options(entries: int | None) -> dict[str, int]:
 class Entry(NamedTuple):
     """An entry of the dictionary."""
 
-    headword: str  # as it is written; several entries (a noun, a verb) may have the same
-    text: str  # all of it, with its markup
+    headword: str  # as written; several entries (a noun, a verb) may share it
+    text: str  # the whole text, with its markup
 
 
 def read_words(entries: Sequence[Entry]) -> tuple[Corpus, int]:
@@ -152,7 +152,7 @@ def read_words(entries: Sequence[Entry]) -> tuple[Corpus, int]:
                         continue
                     seen.add(key)
                 tokens += paragraph
-            if tokens:  # some entries have nothing left but their headword
+            if tokens:  # of some entries only the headword is left
                 tokens = [*words(entry.headword), ":", *tokens]
                 streams.append(np.fromiter((known.setdefault(token, len(known)) for token in tokens), np.int32))
                 headwords.append(entry.headword)
@@ -167,7 +167,7 @@ def read_entries(index: Path, content: Path, limit: int | None = None) -> list[E
     Args:
         index: lines of headword, offset and length, the numbers in dictd's own base 64.
         content: the text, compressed by dictzip, which is gzip.
-        limit: only the first, as many as this; None for all.
+        limit: number of entries to read from the start; None for all.
     """
     try:
         with gzip.open(content) as file:
@@ -182,7 +182,7 @@ def read_entries(index: Path, content: Path, limit: int | None = None) -> list[E
         headword, backslash, _ = entry.partition("\\")
         if backslash and len(headword) <= 80:
             entries.append(Entry(" ".join(_plain(headword).split()), entry))
-        elif entries:  # the rest of an entry that a blank line has cut: it belongs to the same word
+        elif entries:  # the rest of an entry that contains a blank line
             entries.append(Entry(entries[-1].headword, "\n" + entry))
     return entries
 
@@ -199,7 +199,7 @@ def paragraphs(entry: Entry) -> Iterator[str]:
         text = shorter
     text = _REFERENCE.sub(lambda match: _STRESS.sub("", match[1]), _UNKNOWN.sub(" ", text))
     pieces = list(filter(None, map(_clean, _BLANK_LINES.split(_without_head(text)))))
-    # By a mistake of the files, some entries end with the next headword.
+    # Some entries end with the next headword, an error in the files.
     if len(pieces) > 1 and not re.search(r"\W$", pieces[-1]):
         pieces.pop()
     yield from pieces
@@ -243,7 +243,7 @@ def _number(digits: str) -> int:
 def _decode(content: bytes) -> str:
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError:  # a few apostrophes of another encoding
+    except UnicodeDecodeError:  # a few apostrophes have another encoding
         return content.decode("cp1252", errors="replace").replace("\u2019", "'")
 
 
@@ -252,7 +252,7 @@ def _plain(text: str) -> str:
 
 
 def _without_head(text: str) -> str:
-    """Remove headword, part of speech and inflections: the first line, and more if that is not finished."""
+    """Remove headword, part of speech and inflections: the first line, and further lines if it continues."""
     lines = text.split("\n")
     depth = 0
     for number, line in enumerate(lines):
