@@ -36,7 +36,7 @@ def main() -> None:
     head = hetxl.HetXLHead(in_features=D, num_classes=data.num_classes, rank=8)
 
     module = HetXLModule(backbone, head, learning_rate=0.03, top_k=3)
-    # HeadMonitor logs temperature, noise_scale and calibration_error to whatever logger= is: W&B, MLflow, CSV, ...
+    # HeadMonitor logs temperature, noise_scale and calibration_error to the logger in logger=: W&B, MLflow, CSV, ...
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     monitor = HeadMonitor()
     trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[monitor], enable_checkpointing=False, **quiet)

@@ -1,4 +1,4 @@
-"""The parameters that the paper reports (Table "Method comparison on 3 datasets"), beside those of our modules."""
+"""The parameters that the paper reports (Table "Method comparison on 3 datasets"), compared with our modules."""
 
 import json
 from dataclasses import dataclass

@@ -190,7 +190,7 @@ def read_entries(index: Path, content: Path, limit: int | None = None) -> list[E
 def paragraphs(entry: Entry) -> Iterator[str]:
     """Return the definitions, quotations and remarks of an entry as plain text.
 
-    Left out are pronunciations, parts of speech and whatever else precedes the first definition, all brackets
+    Leaves out pronunciations, parts of speech and all else before the first definition, all brackets
     (etymologies, sources, marks such as [Obs.]), numbers of definitions, fields such as (Bot.), and what ends a
     paragraph after a dash: authors of quotations, derived words. The words of cross references stay.
     """

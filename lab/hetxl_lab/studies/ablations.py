@@ -55,7 +55,7 @@ class Lever:
 
     name: str
     what: str  # it is
-    variants: tuple[Variant, ...]  # beside DET and HET-XL with the defaults
+    variants: tuple[Variant, ...]  # in addition to DET and HET-XL with the defaults
     apart: bool = False  # its losses are of another kind, so the reference is its first variant
 
 
@@ -107,7 +107,7 @@ def fitted_result(
             model.head.temperature = FixedTemperature(temperatures[-1])
             part = FeatureSplit(features[torch.from_numpy(measured)], inside.labels.subset(measured))
             options: dict[str, Any] = {"seed": seed, "device": model.device, "confusions": False}
-            options["quiet"] = True  # this function shows a bar of its own
+            options["quiet"] = True  # this function shows its own bar
             records.append(evaluate(lambda inputs: inputs, model.head, part, **options).records)
             bar.to(sum(map(len, records)))
     counts = None if trained.class_counts is None else np.asarray(trained.class_counts)
@@ -268,7 +268,7 @@ def run_name(variant: Variant, base: TrainConfig) -> str:
 
 
 def _held_out(lab: Lab, run: StudyRun, dataset: Dataset) -> dict[str, Any]:
-    """Return the result of a run with a τ fitted to held-out rows, which is kept beside it."""
+    """Return the result of a run with a τ fitted to held-out rows, stored next to it."""
     directory = lab.cache.directory(run)
     path = directory / HELD_OUT / "result.json"
     if not path.exists():

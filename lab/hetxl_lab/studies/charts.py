@@ -49,7 +49,7 @@ def plot_differences(
     """Draw the test NLL of heads less that of others with 95 % intervals, one row for each setting from the top down.
 
     `panels` has by title pairs of labels, the head and what it is compared with (by default HET-XL and DET); each panel
-    has a scale of its own. Pairs that a setting does not have are left out there.
+    has its own scale. Pairs that a setting does not have are left out.
     """
     panels = {"": [("HET-XL", BASELINE)]} if panels is None else panels
     looks = styles({head: None for pairs in panels.values() for head, _ in pairs})

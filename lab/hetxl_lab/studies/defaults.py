@@ -330,7 +330,7 @@ def run_setting(lab: Lab, setting: Setting, directory: Path) -> dict[str, Any]:
         "steps": next(iter(metrics.values()))["steps"],
         "seeds": list(lab.seeds),
     }
-    with one_thread():  # as in the runs, and nothing of the study beside it
+    with one_thread():  # as in the runs, without other load from the study
         summary["pace"] = pace(config, dataset, directory / "pace.json", console=lab.console)
     if lab.options.get("equal_time", True) and {"det", "het-xl"} <= set(heads):
         steps = round(summary["steps"] * max(1.0, summary["pace"]["het-xl"]))

@@ -135,7 +135,7 @@ def _sets(probs: Tensor, labels: Tensor, right: Tensor, score: str, seed: int) -
 
 
 class NoiseOnly(Study):
-    """Test NLL of a trained DET with noise that was added to it, beside other ways to recalibrate it."""
+    """Test NLL of a trained DET with added noise, compared with other ways to recalibrate it."""
 
     name = "noise-only"
     question = "Does noise that is added to a trained classifier help more than temperature scaling?"

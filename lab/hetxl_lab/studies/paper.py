@@ -1,4 +1,4 @@
-"""The paper's figures, as data: `paper.json` beside this file has every value with its table, row and column.
+"""The paper's figures, as data: `paper.json` in this directory has every value with its table, row and column.
 
 This module and its imports do not need torch, training or another study, so any part of the package can use it.
 """

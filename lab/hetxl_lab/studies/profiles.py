@@ -44,7 +44,7 @@ class Bench:
             **preset_for(self.data),
             **FIXED,
             "steps": steps,
-            "epochs": 1.0,  # unused beside steps
+            "epochs": 1.0,  # has no effect, because steps are set
             "evaluate_every": steps,
             "checkpoint_every": max(50, -(-steps // 3)),
             **self.options,
@@ -89,7 +89,7 @@ class Profile:
     few_shot: tuple[Bench, ...]  # data whose unknown classes are learned from a few examples
     shots: tuple[int, ...]
     temperatures: tuple[float, ...]  # values searched for τ* of HET, besides 1
-    sizes: Sizes  # of heads alone
+    sizes: Sizes  # of heads without backbones
     angles: int  # validation examples for the study of angles
 
     @property
@@ -112,7 +112,7 @@ _SEVERAL, _SINGLE = ("benches", "sigmoid", "few_shot"), ("sampling", "repeated")
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with tuples for lists, which JSON has alone."""
+    """Convert lists in values to tuples, since JSON has only lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 

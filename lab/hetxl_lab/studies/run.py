@@ -33,7 +33,7 @@ def run_study(
     jobs: int | None = None,
     console: Console | None = None,
 ) -> Path:
-    """Run a study and return its page; NAME.json with all numbers and the image are beside it.
+    """Run a study and return its page; NAME.json with all numbers and the image are next to it.
 
     Cached runs are reused, whichever study trained them. None means the default of the study for seeds, the directory
     of the results (runs/studies/NAME) and of the runs, and one job per core.

@@ -226,8 +226,8 @@ def run_missing(
 ) -> float:
     """Train what the cache does not have, each run once; return the seconds it took. A study that was stopped resumes.
 
-    `jobs` run at a time, one thread each, or fewer if memory is short; None for one a core, or one
-    an accelerator, 1 for this process alone.
+    `jobs` run at a time, one thread each, or fewer if memory is short; None for one per core or
+    accelerator, 1 for this process only.
     """
     check_jobs(jobs)
     console = console or Console()

@@ -1,4 +1,4 @@
-"""`hetxl study strangers`: do the defaults win on data that nothing was tuned on?
+"""`hetxl study strangers`: do the defaults win on data that was not used for tuning?
 
 Every setting is data as a user would bring it, trained with the defaults and no other option; benchmarks also have
 options for speed. DET and HET-XL are compared over the seeds, on test labels that are right;

@@ -90,7 +90,7 @@ class LearnTau(SearchStudy):
     title = "Learning τ"
 
     def adapt(self, profile: Profile, options: Mapping[str, Any]) -> Profile:
-        """Return the profile with a grid of τ if requested, else with τ = 1 alone."""
+        """Return the profile with a grid of τ if requested, else with τ = 1 only."""
         profile = super().adapt(profile, options)
         return profile if options.get("grid") else dataclasses.replace(profile, temperatures=())
 

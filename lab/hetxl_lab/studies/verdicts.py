@@ -228,7 +228,7 @@ def count_verdicts(summaries: Sequence[Summary], head: str = "HET-XL", baseline:
 
 
 def mean_cell(values: Sequence[float] | None, factor: float = 1.0) -> Value:
-    """Return the cell of values over seeds: mean and standard error; the value alone of one seed, nothing of none."""
+    """Return the cell of values over seeds: mean and standard error; the value of a single seed; empty for none."""
     if not values:
         return None
     average = mean([factor * value for value in values])

@@ -100,7 +100,7 @@ class LinearLift:
         return F.linear(noise.to(self.weight.dtype), self.weight)
 
     def variance(self, noise: GaussianNoise) -> Tensor:
-        """[..., K], from a part of the classes at a time; a diagonal residual has more rows than there are features."""
+        """[..., K], by blocks of classes, since a diagonal residual has more rows than there are features."""
         noise = noise.accumulated()
         spread = noise.residual if noise.residual_kind == "diagonal" else None
         rows = noise if spread is None else replace(noise, residual=None)

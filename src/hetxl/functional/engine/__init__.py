@@ -146,7 +146,7 @@ def mc_log_normalisers(
 
         return logsumexp(distribution.sample(z) / temperature, -1)
 
-    Args beside those of `mc_log_probs`:
+    Args in addition to those of `mc_log_probs`:
         excluded: [...], a class of each example to exclude, or −1; None for all classes.
 
     Returns:

@@ -69,7 +69,7 @@ def mc_predict(
         probs = softmax(distribution.sample(z) / temperature, -1).mean(-2)
         return probs.topk(top_k)
 
-    Args beside those of `mc_log_probs`:
+    Args in addition to those of `mc_log_probs`:
         method: "mc", "deterministic", or one of `hetxl.functional.APPROXIMATIONS`.
         top_k: return only the k most probable classes.
         classes: return only these classes of each example, [..., k] ids, in this order; instead of top_k.
