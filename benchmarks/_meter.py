@@ -39,7 +39,7 @@ def interleaved_medians(
     rounds: list[dict[str, float]] = []
     begin = time.perf_counter()
     while len(rounds) <= repeats:
-        rounds.append({name: _seconds(task, clock or time.perf_counter) for name, task in tasks.items()})
+        rounds.append({name: seconds_of(task, clock or time.perf_counter) for name, task in tasks.items()})
         spent = time.perf_counter() - begin
         if limit is not None and len(rounds) >= least and spent + spent / len(rounds) > limit:
             break
@@ -48,7 +48,8 @@ def interleaved_medians(
     return {name: statistics.median(row[name] for row in counted) for name in tasks}
 
 
-def _seconds(task: Callable[[], object], clock: Callable[[], float]) -> float:
+def seconds_of(task: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that a task takes."""
     start = clock()
     task()
     return clock() - start

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import torch
-from _meter import machine
+from _meter import machine, seconds_of
 from _report import HEADER, Bar, Row, markdown_table, replace_between
 
 from hetxl_train.config import TrainConfig
@@ -63,7 +62,7 @@ def measure(folder: Path, load: Load) -> Row:
             (address,) = re.findall(r"http://(\S+)", server.stdout.readline())
             with ThreadPoolExecutor(load.clients) as pool:
                 for part in np.array_split(inputs, load.rounds):
-                    alone += [timed(lambda: answers(batch)) for _ in range(8)]
+                    alone += [seconds_of(lambda: answers(batch)) for _ in range(8)]
                     shares = [part[number :: load.clients] for number in range(load.clients)]
                     for times in pool.map(lambda share: client(address, share), shares):
                         seconds += times
@@ -88,7 +87,7 @@ def client(address: str, inputs: np.ndarray) -> list[float]:
     with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
         for row in inputs:
             body = json.dumps({"features": [row.tolist()]})
-            seconds.append(timed(lambda body=body: request(connection, body)))
+            seconds.append(seconds_of(lambda body=body: request(connection, body)))
     return seconds
 
 
@@ -99,13 +98,6 @@ def request(connection: http.client.HTTPConnection, body: str) -> None:
     answer = json.loads(response.read())
     if response.status != 200 or len(answer["predictions"]) != 1:
         raise RuntimeError(f"status {response.status}: {answer}")
-
-
-def timed(call) -> float:
-    """Return the seconds of a call."""
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def main() -> int:
